@@ -1,0 +1,312 @@
+"""The ``torch.compile`` backend, and the other ways in.
+
+    torch.compile(model, backend="gcpass", options={"memory_budget": "12GiB"})
+    torch.compile(model, backend=gcpass.backend(memory_budget="12GiB"))
+    with gcpass.enable(memory_budget="12GiB"): ...   # frameworks that insist on inductor
+
+Each region is compiled by Inductor's own `compile_fx`; gcpass is its partitioner
+(`gcpass.partition`). Graphs without a backward go to Inductor untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from gcpass import step, store
+from gcpass.budget import Auto
+from gcpass.cost import cost_registry_fingerprint
+from gcpass.decisions import RegionPlan
+from gcpass.eager import run_operations
+from gcpass.errors import GcpassError
+from gcpass.options import Options, parse_options
+from gcpass.partition import Request, current_request, partition
+from gcpass.step import Held
+from gcpass.toolchain import require_cpp_compiler
+from gcpass.torch_private import (
+    CustomPartitionerFn,
+    compile_fx,
+    functorch_config,
+    inductor_config,
+    list_mode_options,
+    probe,
+    surfaced,
+)
+
+__all__ = ["enable", "gcpass", "make_backend", "partitioner", "plans"]
+
+AUTO_RESERVE = 0.05  # of what is free, left for fragmentation and other users
+AUTO_STEP = 1 << 26  # bytes; "auto" is rounded down to it, so that caches can hit
+
+
+def gcpass(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., Any]:
+    """Compile one region within the memory budget; the function torch.compile calls.
+
+    Args:
+        gm: the region as captured by Dynamo.
+        example_inputs: its inputs.
+        mode: as for Inductor.
+        options: see `gcpass.options.Options`; other names are Inductor's.
+
+    Raises:
+        GcpassError: options, torch or budget are not usable, see `gcpass.errors`.
+    """
+    with surfaced(GcpassError):
+        parsed = parse_options(
+            options, mode=mode, inductor_keys=inductor_config.get_config_copy
+        )
+        return _compile(gm, example_inputs, parsed)
+
+
+class _Backend:
+    """A backend whose options were validated when it was made."""
+
+    compiler_name = "gcpass"
+    __name__ = "gcpass"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        with surfaced(GcpassError):
+            return _compile(gm, example_inputs, self.options)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Backend) and other.options == self.options
+
+    def __hash__(self) -> int:
+        return hash(self.options)
+
+
+def make_backend(**options: object) -> Callable[..., Any]:
+    """Return a backend with these options, validated now.
+
+    ``gcpass.backend(memory_budget="12GiB")`` is this function.
+
+    Raises:
+        InvalidOptionError: an option is misspelt or ill-typed.
+    """
+    return _Backend(_parse(options))
+
+
+def partitioner(**options: object) -> CustomPartitionerFn:
+    """Return Inductor's ``custom_partitioner_fn`` with these options."""
+    return Partitioner(_parse(options), Held())
+
+
+class enable:  # lower case: it is used like a function
+    """Make ``backend="inductor"`` plan with gcpass, as a call or a context manager.
+
+    Inductor's configuration belongs to a thread; a change does not recompile what is
+    compiled already (call ``torch.compiler.reset()`` first if something is).
+    """
+
+    def __init__(self, **options: object) -> None:
+        self._before = inductor_config.custom_partitioner_fn
+        parsed = _parse(options)
+        if parsed.codegen != "inductor" or parsed.inductor or parsed.mode != "default":
+            raise GcpassError(
+                "gcpass.enable plans for Inductor as it is configured: codegen, mode "
+                "and Inductor's own options are set there"
+            )
+        inductor_config.custom_partitioner_fn = Partitioner(_resolve(parsed), Held())
+
+    def __enter__(self) -> enable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        inductor_config.custom_partitioner_fn = self._before
+
+
+def plans() -> tuple[RegionPlan, ...]:
+    """Return the plans of the regions compiled in this process, oldest first."""
+    return store.plans()
+
+
+class Partitioner(CustomPartitionerFn):
+    """Immutable: it is copied and pickled into Inductor's cache keys."""
+
+    def __init__(self, options: Options, earlier: Held) -> None:
+        self._options = options
+        self._earlier = earlier
+        self._fingerprint = _fingerprint(options, earlier)
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        compiler: str = "inductor",
+        **_: object,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split the joint graph, see `gcpass.partition.partition`."""
+        return partition(
+            gm,
+            joint_inputs,
+            self._options,
+            self._earlier,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+        )
+
+    def uuid(self) -> str:
+        """Return what identifies every decision of this partitioner."""
+        return self._fingerprint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self._fingerprint,))
+
+    def __deepcopy__(self, memo: object) -> Partitioner:
+        return self
+
+
+def _parse(options: Mapping[str, object]) -> Options:
+    return parse_options(options, inductor_keys=inductor_config.get_config_copy)
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    """Compile a region: the whole way through Inductor with our partitioner."""
+    probe()
+    options = _resolve(options)
+    patches: dict[str, Any] = dict(list_mode_options(options.mode))
+    patches.update(options.inductor)
+    if options.codegen == "inductor":
+        require_cpp_compiler(inductor_config.cpp.cxx)
+    if not torch.is_grad_enabled():
+        return _run_compiler(gm, example_inputs, options, patches)
+    earlier = step.outstanding()
+    part = Partitioner(options, earlier)
+    patches["custom_partitioner_fn"] = part
+    key = store.region_key(part.uuid(), gm.print_readable(False), example_inputs)
+    before = len(store.plans())
+    token = current_request.set(Request(key=key, earlier=earlier))
+    try:
+        compiled = _run_compiler(gm, example_inputs, options, patches)
+    finally:
+        current_request.reset(token)
+    made = store.plans()[before:]
+    plan = made[-1] if made else store.load_sidecar(key)
+    if plan is None:
+        return compiled
+    if not made:
+        store.record(plan.as_cached())
+    return _tracked(compiled, key, plan)
+
+
+def _run_compiler(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    patches: dict[str, Any],
+) -> Callable[..., Any]:
+    if options.codegen == "inductor":
+        return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+    patches |= {"fx_graph_cache": False, "fallback_random": True}
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(  # type: ignore[no-any-return]
+            gm, example_inputs, inner_compile=run_operations, config_patches=patches
+        )
+
+
+def _tracked(
+    compiled: Callable[..., Any], key: str, plan: RegionPlan
+) -> Callable[..., Any]:
+    """Return the compiled region, noting for later regions what it holds."""
+    held = Held(
+        bytes=plan.held_bytes,
+        fastest_bytes=plan.fastest_held_bytes,
+        peak_bytes=plan.fastest_peak_bytes,
+    )
+
+    def run(*arguments: Any) -> Any:
+        results = compiled(*arguments)
+        step.forward_ran(key, held, results)
+        return results
+
+    return run
+
+
+def _resolve(options: Options) -> Options:
+    """Return the options with "auto" turned into bytes, so that they are a key."""
+    if not isinstance(options.budget, Auto):
+        return options
+    free = _free_bytes()
+    size = int(free * (1 - AUTO_RESERVE)) // AUTO_STEP * AUTO_STEP
+    if size <= 0:
+        raise GcpassError(f'memory_budget="auto": only {free} bytes are free')
+    return options.model_copy(update={"memory_budget": size})
+
+
+def _free_bytes() -> int:
+    """Return what the current device has free: the GPU if there is one, else RAM."""
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(free + cached)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise GcpassError('memory_budget="auto" is not known on this system: give bytes')
+
+
+def _fingerprint(options: Options, earlier: Held) -> str:
+    """Return a digest of everything that decides a plan besides the graph."""
+    digest = hashlib.sha256()
+    for part in (
+        options.fingerprint(),
+        repr(earlier),
+        _source_digest(),
+        cost_registry_fingerprint(),
+        torch.__version__,
+        str(os.cpu_count()),
+    ):
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _source_digest() -> str:
+    """Return a digest of gcpass's own sources: another version, another plan."""
+    global _sources
+    if not _sources:
+        digest = hashlib.sha256()
+        root = Path(__file__).parent
+        for folder in (root, root / "solvers"):
+            for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*.json")):
+                digest.update(path.name.encode())
+                digest.update(path.read_bytes())
+        _sources = digest.hexdigest()
+    return _sources
+
+
+_sources = ""
+
+
+class _CallableModule(types.ModuleType):
+    """Lets ``gcpass.backend(...)`` make a backend although it is this module."""
+
+    def __call__(self, **options: object) -> Callable[..., Any]:
+        return make_backend(**options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

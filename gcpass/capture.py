@@ -1,0 +1,369 @@
+"""Joint forward-backward graph to `Problem`, with the way back.
+
+Values are storages. A view, an alias or an item of a tuple has no value of its own:
+it belongs to the value it reads (`Capture.root`). Symbolic sizes take no bytes and
+are not part of the problem; the rewrite emits them where they are first needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from gcpass.constraints import must_not_be_saved, why_not_recomputable
+from gcpass.cost import node_cost
+from gcpass.hardware import Device
+from gcpass.op_facts import Kind, draws_random, op_kind
+from gcpass.sizes import storage_bytes
+from gcpass.solvers.problem import (
+    Operation,
+    Origin,
+    Phase,
+    Problem,
+    Value,
+    ValueId,
+)
+from gcpass.torch_private import (
+    is_backward_effect,
+    is_forward_effect,
+    is_sym_node,
+    is_tangent,
+)
+
+_SIZE_QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A joint graph and the problem that stands for it.
+
+    Attributes:
+        graph: the joint graph.
+        problem: see `gcpass.solvers.problem`.
+        op_nodes: the node of each operation.
+        value_nodes: the node that owns each value's storage; None for an item of a
+            tuple that nothing reads.
+        root: node -> value whose storage it reads, for owners and views.
+        reasons: why an operation is not recomputable, None where it is.
+        num_fwd_outputs: how many of the graph's outputs are the forward's.
+    """
+
+    graph: fx.Graph
+    problem: Problem
+    op_nodes: tuple[fx.Node, ...]
+    value_nodes: tuple[fx.Node | None, ...]
+    root: dict[fx.Node, ValueId]
+    reasons: tuple[str | None, ...]
+    num_fwd_outputs: int
+
+
+def capture(
+    graph: fx.Graph,
+    *,
+    num_fwd_outputs: int,
+    mutated: frozenset[fx.Node],
+    device: Device,
+    fuses: bool,
+    follow_hints: bool,
+) -> Capture:
+    """Return the `Capture` of a joint graph without dead code.
+
+    Args:
+        graph: joint graph; `snapshot_mutated_inputs` has run on it.
+        num_fwd_outputs: how many of its outputs are the forward's.
+        mutated: placeholders whose storage the region writes.
+        device: prices the operations.
+        fuses: whether a fusing compiler runs the result.
+        follow_hints: whether PREFER_RECOMPUTE tags forbid saving.
+    """
+    draft = _Draft(graph=graph)
+    for node in graph.nodes:
+        draft.add(node)
+    outputs = output_nodes(graph)
+    held = {draft.root[n] for n in outputs if n in draft.root}
+    phases = draft.phases(outputs[:num_fwd_outputs])
+    kinds = [op_kind(n) if fuses else Kind.EXTERN for n in draft.op_nodes]
+    reasons = [why_not_recomputable(n, mutated=mutated) for n in draft.op_nodes]
+    mutated_roots = {draft.root[n] for n in mutated}
+    for op_id, reads in enumerate(draft.reads):
+        if reasons[op_id] is None and mutated_roots.intersection(reads):
+            reasons[op_id] = "reads an input that the region writes"
+    readers: list[list[int]] = [[] for _ in draft.sizes]
+    for op_id, reads in enumerate(draft.reads):
+        for value in reads:
+            readers[value].append(op_id)
+    absorbing = [k in (Kind.POINTWISE, Kind.REDUCTION) for k in kinds]
+    operations = []
+    for op_id, node in enumerate(draft.op_nodes):
+        moved = _bytes_moved(draft, op_id, kinds, readers, absorbing, held)
+        cost = node_cost(node, device, bytes_moved=moved)
+        operations.append(
+            Operation(
+                reads=tuple(ValueId(v) for v in draft.reads[op_id]),
+                writes=tuple(ValueId(v) for v in draft.writes[op_id]),
+                cost_seconds=cost.seconds,
+                flops=cost.flops,
+                phase=phases[op_id],
+                recomputable=reasons[op_id] is None,
+                fusible=kinds[op_id] is Kind.POINTWISE,
+                absorbing=absorbing[op_id],
+            )
+        )
+    values = []
+    for value_id, (size, origin) in enumerate(
+        zip(draft.sizes, draft.origins, strict=True)
+    ):
+        owner = draft.value_nodes[value_id]
+        producer = draft.writer[value_id]
+        tag_node = draft.op_nodes[producer] if producer is not None else owner
+        hidden = (
+            producer is not None
+            and tag_node is not None
+            and reasons[producer] is None
+            and must_not_be_saved(tag_node, follow_hints=follow_hints)
+        )
+        values.append(
+            Value(
+                size_bytes=size,
+                origin=origin,
+                held=value_id in held and origin is not Origin.INPUT,
+                savable=not hidden,
+            )
+        )
+    return Capture(
+        graph=graph,
+        problem=Problem(
+            operations=tuple(operations),
+            values=tuple(values),
+            save_seconds_per_byte=2.0 / device.bandwidth_bytes_per_s if fuses else 0.0,
+        ),
+        op_nodes=tuple(draft.op_nodes),
+        value_nodes=tuple(draft.value_nodes),
+        root={n: ValueId(v) for n, v in draft.root.items()},
+        reasons=tuple(reasons),
+        num_fwd_outputs=num_fwd_outputs,
+    )
+
+
+def output_nodes(graph: fx.Graph) -> list[Any]:
+    """Return the flat outputs of a graph; None and numbers stay what they are."""
+    (output,) = graph.find_nodes(op="output")
+    return list(tree_leaves(output.args, is_leaf=lambda x: x is None))
+
+
+def snapshot_mutated_inputs(
+    graph: fx.Graph, mutated: frozenset[fx.Node], forward_outputs: Sequence[Any]
+) -> None:
+    """Give readers of the backward a copy of the inputs that the forward writes.
+
+    Such a read means the value before the write. When every reader runs in the
+    forward nothing is inserted: the readers are only kept from running again.
+    """
+    needed = _ancestors([n for n in forward_outputs if isinstance(n, fx.Node)])
+    needed |= _ancestors([n for n in graph.nodes if is_forward_effect(n)])
+    last_placeholder = graph.find_nodes(op="placeholder")[-1]
+    for node in [n for n in graph.nodes if n in mutated]:
+        if all(_runs_in(reader, needed) for reader in _readers_behind_views(node)):
+            continue
+        with graph.inserting_after(last_placeholder):
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = {k: v for k, v in node.meta.items() if k in ("val", "tensor_meta")}
+        for user in list(node.users):
+            if user is not copy and not is_forward_effect(user) and user.op != "output":
+                user.replace_input_with(node, copy)
+
+
+def _runs_in(node: fx.Node, needed: set[fx.Node]) -> bool:
+    return node in needed or is_forward_effect(node)
+
+
+def _readers_behind_views(node: fx.Node) -> Iterable[fx.Node]:
+    for user in node.users:
+        if user.op == "output":
+            continue
+        if op_kind(user) is Kind.VIEW:
+            yield from _readers_behind_views(user)
+        else:
+            yield user
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """The problem while the graph is read once, in order."""
+
+    graph: fx.Graph
+    op_nodes: list[fx.Node] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
+    writes: list[list[int]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    writer: list[int | None] = field(default_factory=list)
+    value_nodes: list[fx.Node | None] = field(default_factory=list)
+    root: dict[fx.Node, int] = field(default_factory=dict)
+    op_of: dict[fx.Node, int] = field(default_factory=dict)
+    items: dict[tuple[fx.Node, Any], int] = field(default_factory=dict)
+
+    def add(self, node: fx.Node) -> None:
+        """Take one node in."""
+        if node.op == "placeholder":
+            if not is_sym_node(node):
+                origin = Origin.TANGENT if is_tangent(node) else Origin.INPUT
+                self._new_value(node, storage_bytes(node.meta.get("val")), origin, None)
+        elif node.op == "get_attr":
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                self._new_value(node, 0, Origin.INPUT, None)
+        elif node.op == "call_function" and not self._is_item(node):
+            if is_sym_node(node) and not self._reads_data(node):
+                return
+            source = self._viewed(node)
+            if source is not None:
+                self.root[node] = self.root[source]
+            else:
+                self._new_operation(node)
+
+    def _is_item(self, node: fx.Node) -> bool:
+        """Give an item of a tuple its value; False for anything else."""
+        if node.target is not operator.getitem:
+            return False
+        parent = node.args[0]
+        if not isinstance(parent, fx.Node):
+            return False
+        if parent in self.root:  # an item of a list of views
+            self.root[node] = self.root[parent]
+            return True
+        if parent not in self.op_of:
+            return False
+        position = node.args[1]
+        value = self.items.get((parent, position))
+        if value is None:
+            return True  # a token, a number: nothing to plan
+        self.root[node] = value
+        if self.value_nodes[value] is None:
+            self.value_nodes[value] = node
+        return True
+
+    def _reads_data(self, node: fx.Node) -> bool:
+        """Whether a symbolic value comes out of a tensor's contents."""
+        name = str(node.target)
+        if any(query in name for query in _SIZE_QUERIES):
+            return False
+        return any(n in self.root for n in node.all_input_nodes)
+
+    def _viewed(self, node: fx.Node) -> fx.Node | None:
+        """Return the node whose storage a view shares, None if it has its own."""
+        if op_kind(node) is not Kind.VIEW:
+            return None
+        return next((n for n in node.all_input_nodes if n in self.root), None)
+
+    def _new_operation(self, node: fx.Node) -> None:
+        op_id = len(self.op_nodes)
+        self.op_nodes.append(node)
+        self.op_of[node] = op_id
+        reads = {self.root[n] for n in node.all_input_nodes if n in self.root}
+        self.reads.append(sorted(reads))
+        self.writes.append([])
+        val = node.meta.get("val")
+        if isinstance(val, (tuple, list)):
+            for position, item in enumerate(val):
+                if isinstance(item, torch.Tensor):
+                    value = self._new_value(
+                        None, storage_bytes(item), Origin.COMPUTED, op_id
+                    )
+                    self.items[(node, position)] = value
+        elif isinstance(val, torch.Tensor) and not is_effect_only(node):
+            self._new_value(node, storage_bytes(val), Origin.COMPUTED, op_id)
+        elif val is not None and not is_sym_node(node) and not is_effect_only(node):
+            self._new_value(node, 0, Origin.COMPUTED, op_id)  # opaque object
+
+    def _new_value(
+        self, node: fx.Node | None, size: int, origin: Origin, op_id: int | None
+    ) -> int:
+        value = len(self.sizes)
+        self.sizes.append(size)
+        self.origins.append(origin)
+        self.writer.append(op_id)
+        self.value_nodes.append(node)
+        if node is not None:
+            self.root[node] = value
+        if op_id is not None:
+            self.writes[op_id].append(value)
+        return value
+
+    def phases(self, forward_outputs: Sequence[Any]) -> list[Phase]:
+        """Return the phase of each operation."""
+        backward = [False] * len(self.op_nodes)
+        for op_id, node in enumerate(self.op_nodes):
+            backward[op_id] = is_backward_effect(node) or any(
+                self.origins[v] is Origin.TANGENT
+                or ((w := self.writer[v]) is not None and backward[w])
+                for v in self.reads[op_id]
+            )
+        targets = [n for n in forward_outputs if isinstance(n, fx.Node)]
+        forward = {self.op_of[n] for n in _ancestors(targets) if n in self.op_of}
+        for op_id, node in enumerate(self.op_nodes):
+            if not backward[op_id] and self._belongs_to_forward(node):
+                forward.update(
+                    self.op_of[n] for n in _ancestors([node]) if n in self.op_of
+                )
+        return [
+            Phase.FORWARD
+            if op_id in forward
+            else (Phase.BACKWARD if backward[op_id] else Phase.EITHER)
+            for op_id in range(len(self.op_nodes))
+        ]
+
+    def _belongs_to_forward(self, node: fx.Node) -> bool:
+        """Whether a node without tangents must run in the forward all the same."""
+        if is_forward_effect(node):
+            return True
+        if node.meta.get("partitioner_tag") == "is_backward":
+            return False
+        return node.is_impure() or draws_random(node)
+
+
+def is_effect_only(node: fx.Node) -> bool:
+    """Return whether a node is executed for what it writes into its arguments."""
+    return is_forward_effect(node) or is_backward_effect(node)
+
+
+def _bytes_moved(
+    draft: _Draft,
+    op_id: int,
+    kinds: Sequence[Kind],
+    readers: Sequence[Sequence[int]],
+    absorbing: Sequence[bool],
+    held: set[int],
+) -> int:
+    """Return the bytes that an operation reads and writes in its fused kernel."""
+    moved = 0
+    for value in draft.reads[op_id]:
+        producer = draft.writer[value]
+        if (
+            not absorbing[op_id]
+            or producer is None
+            or kinds[producer] is not Kind.POINTWISE
+        ):
+            moved += draft.sizes[value]
+    for value in draft.writes[op_id]:
+        inside = kinds[op_id] is Kind.POINTWISE and value not in held
+        if not inside or not all(absorbing[r] for r in readers[value]):
+            moved += draft.sizes[value]
+    return moved
+

@@ -1,0 +1,244 @@
+"""What gcpass knows of an operator besides its work: kind, randomness, discreteness.
+
+Answers are per call, not per operator: attention with dropout probability 0 draws
+nothing although its tag says that it may (pytorch#187985).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from gcpass.flop_formulas import Call
+from gcpass.flops import call_of, carried_call, graph_bodies, op_names
+from gcpass.sizes import tensors_in
+
+__all__ = ["Kind", "draws_random", "is_discrete", "op_kind"]
+
+
+class Kind(Enum):
+    """How a node becomes code.
+
+    Attributes:
+        VIEW: shares the memory of what it reads, or picks an item of a tuple; free.
+        POINTWISE: Inductor computes it inside the kernels of its readers or writers.
+        REDUCTION: may absorb pointwise producers; its own result is stored. Scans
+            and pooling count here: they read a window and are no one's producer.
+        EXTERN: a kernel of its own that reads and writes memory: products,
+            attention, `cat`, scatter, sort, fallbacks, operators of other libraries.
+        NONE: no code: inputs, constants, arithmetic on sizes, assertions.
+    """
+
+    VIEW = "view"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    EXTERN = "extern"
+    NONE = "none"
+
+
+def _names(namespace: str, ops: str) -> frozenset[str]:
+    return frozenset(f"{namespace}::{op}" for op in ops.split())
+
+
+# What Inductor lowers to pointwise code though torch.Tag.pointwise is missing:
+# creation, copies, gathers. `cat` is not here: Inductor stores its result
+# (ConcatKernel) unless its inputs are few and cheap.
+_POINTWISE = _names(
+    "aten",
+    "_to_copy arange bucketize constant_pad_nd copy copy_ diagonal_scatter embedding "
+    "empty empty_like empty_strided eye fill flip full full_like gather glu index "
+    "index_select lift_fresh_copy masked_fill new_empty new_empty_strided new_full "
+    "new_ones new_zeros ones ones_like reflection_pad1d reflection_pad2d "
+    "reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d "
+    "roll scalar_tensor searchsorted select_scatter slice_scatter tril triu "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _unsafe_index "
+    "_unsafe_masked_index zeros zeros_like native_dropout",
+) | _names(
+    "prims",
+    # drawing from a given seed is pointwise; whether it may be repeated is another
+    # question (`draws_random`)
+    "convert_element_type inductor_force_stride_order inductor_lookup_seed "
+    "inductor_randint inductor_random iota where abs add clone div eq exp fma ge gt le "
+    "log lt maximum minimum mul ne neg pow rsqrt sin cos sqrt sub tanh erf reciprocal "
+    "_inductor_bucketize _low_memory_max_pool_offsets_to_indices",
+)
+_REDUCTION = _names(
+    "aten",
+    "_log_softmax _log_softmax_backward_data _native_batch_norm_legit "
+    "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _softmax "
+    "_softmax_backward_data _fused_rms_norm _fused_rms_norm_backward "
+    "adaptive_avg_pool2d _adaptive_avg_pool2d avg_pool1d avg_pool2d "
+    "avg_pool2d_backward avg_pool3d cummax cummin cumprod cumsum logcumsumexp "
+    "max_pool2d_with_indices max_pool2d_with_indices_backward "
+    "max_pool3d_with_indices native_batch_norm native_batch_norm_backward "
+    "native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward",
+) | _names(
+    "prims",
+    "sum prod amax amin var xor_sum prepare_softmax_online "
+    "_low_memory_max_pool_with_offsets",
+)
+_NO_CODE = _names(
+    "aten",
+    "_assert_async _assert_scalar _assert_tensor_metadata sym_constrain_range "
+    "sym_constrain_range_for_size sym_numel sym_size sym_storage_offset sym_stride",
+)
+_COPY_FREE = _names("aten", "_unsafe_view")  # a view whose schema does not say so
+_COMPLEX_NATIVE = _names("aten", "clone copy full zeros ones empty view_as_real")
+
+# Draws on the CPU are a function of the given seed, and replays are exact there. They
+# count as draws all the same: CUDA replays draw other numbers in another kernel shape
+# (pytorch#198333).
+_SEED_READERS = _names(
+    "prims",
+    "inductor_seed inductor_seeds inductor_lookup_seed inductor_random "
+    "inductor_randint inductor_rand_eager_offset inductor_rand_eager_offsets",
+)
+# operator: (argument with the drop probability, argument that switches training off)
+_DROPOUT_ARGUMENTS = {
+    **dict.fromkeys(
+        _names("aten", "native_dropout dropout alpha_dropout"), ("p", "train")
+    ),
+    **dict.fromkeys(
+        _names("aten", "_cudnn_rnn miopen_rnn lstm gru rnn_tanh rnn_relu"),
+        ("dropout", "train"),
+    ),
+    **dict.fromkeys(
+        _names("aten", "rrelu_with_noise rrelu_with_noise_functional"),
+        (None, "training"),
+    ),
+}
+
+_DISCRETE = _names(
+    "aten",
+    "_unique _unique2 argmax argmin argsort bincount bucketize cummax cummin histc "
+    "kthvalue max.dim median min.dim mode multinomial nanmedian nonzero nonzero_static "
+    "searchsorted sort topk unique_consecutive unique_dim unique_dim_consecutive",
+) | _names("prims", "_inductor_bucketize")
+_CONVERSIONS = _names("aten", "_to_copy") | _names("prims", "convert_element_type")
+
+
+def op_kind(node: fx.Node) -> Kind:
+    """Return how the node becomes code."""
+    target = node.target
+    if node.op != "call_function":
+        return Kind.NONE
+    if target is operator.getitem:
+        return Kind.VIEW
+    if isinstance(target, OpOverload):
+        return _overload_kind(node, target)
+    makes_tensors = bool(tensors_in(node.meta.get("val")))
+    is_operator = isinstance(target, HigherOrderOperator) or makes_tensors
+    return Kind.EXTERN if is_operator else Kind.NONE
+
+
+def draws_random(node: fx.Node) -> bool:
+    """Return whether this call draws random numbers, its arguments considered.
+
+    A second execution of a node that draws gives other numbers: it must be saved.
+    """
+    return _any_call(node, _call_draws)
+
+
+def is_discrete(node: fx.Node) -> bool:
+    """Return whether a rounding difference can change the result by a whole step.
+
+    Positions, counts and float-to-integer conversions select: recomputed in a kernel
+    that rounds differently, they may pick another expert or another row than the
+    forward did, and the gradient belongs to another function. Comparisons and rounding
+    to float (gt, eq, floor, round) are not counted: where a flip happens the argument
+    is at the step to rounding, one element changes, and either value is a valid
+    subgradient there; refusing them would save the mask of every relu and clamp.
+    """
+    return _any_call(node, _call_is_discrete)
+
+
+def _any_call(node: fx.Node, holds: Callable[[Call], bool]) -> bool:
+    """Return whether a predicate holds for the node's call or one inside of it."""
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, OpOverload):
+        return holds(call_of(node))
+    if not isinstance(node.target, HigherOrderOperator):
+        return False
+    call = call_of(node)
+    carried = carried_call(call)
+    if carried is not None:
+        return holds(carried)
+    return any(
+        _any_call(inner, holds)
+        for body in graph_bodies(call)
+        for inner in body.graph.nodes
+    )
+
+
+def _call_draws(call: Call) -> bool:
+    target, name = call.target, op_names(call.target)[-1]
+    if name in _SEED_READERS:
+        return True
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return any("Generator" in str(a.type) for a in target._schema.arguments)
+    named = call.named()
+    if "dropout_p" in named:
+        return bool(named["dropout_p"] != 0)
+    if name not in _DROPOUT_ARGUMENTS:
+        return True
+    rate, switch = _DROPOUT_ARGUMENTS[name]
+    never = rate is not None and named[rate] == 0
+    return not never and named[switch] is not False
+
+
+def _call_is_discrete(call: Call) -> bool:
+    names = op_names(call.target)
+    if names[-1] in _CONVERSIONS:
+        return _truncates(call.args, call.out)
+    return any(name in _DISCRETE for name in names)
+
+
+def _truncates(args: Any, out: Any) -> bool:
+    sources, results = tensors_in(args), tensors_in(out)
+    if not sources or not results:
+        return False
+    to = results[0].dtype
+    is_integer = not (to.is_floating_point or to.is_complex or to is torch.bool)
+    return sources[0].dtype.is_floating_point and is_integer
+
+
+def _overload_kind(node: fx.Node, target: OpOverload) -> Kind:
+    name = op_names(target)[-1]
+    if name in _NO_CODE:
+        return Kind.NONE
+    if name in _COPY_FREE or _is_view(target):
+        return Kind.VIEW
+    fused = _fused_kind(target, name)
+    # Inductor generates no code for complex numbers, eager kernels run instead
+    if fused is not Kind.EXTERN and name not in _COMPLEX_NATIVE and _is_complex(node):
+        return Kind.EXTERN
+    return fused
+
+
+def _fused_kind(target: OpOverload, name: str) -> Kind:
+    if name in _POINTWISE:
+        return Kind.POINTWISE
+    if name in _REDUCTION or torch.Tag.reduction in target.tags:
+        return Kind.REDUCTION
+    if torch.Tag.pointwise in target.tags or torch.Tag.view_copy in target.tags:
+        return Kind.POINTWISE
+    return Kind.EXTERN
+
+
+def _is_view(target: OpOverload) -> bool:
+    returns = target._schema.returns
+    return bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+
+
+def _is_complex(node: fx.Node) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(t.dtype.is_complex for t in tensors_in(values))

@@ -1,0 +1,420 @@
+"""The partitioner: capture, solve, check, rewrite, verify; read `partition` first."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from gcpass import decisions, store
+from gcpass.budget import Budget, Bytes, Fraction, Minimum, Unlimited
+from gcpass.capture import (
+    Capture,
+    capture,
+    output_nodes,
+    snapshot_mutated_inputs,
+)
+from gcpass.decisions import RegionPlan
+from gcpass.errors import InfeasibleBudgetError
+from gcpass.hardware import Device, current_device
+from gcpass.options import Options
+from gcpass.replay import Scheduled, UnreadableProgramError
+from gcpass.rewrite import Split, rewrite
+from gcpass.solvers.check import check
+from gcpass.solvers.liveness import simulate
+from gcpass.solvers.problem import Plan, Solution
+from gcpass.solvers.solve import Planner
+from gcpass.step import Held
+from gcpass.torch_private import (
+    cleanup_recompute_tags,
+    compile_id,
+    default_partition,
+    functorch_config,
+    fx_graph_cse,
+    is_tangent,
+    mark_unrecomputable,
+    mutated_input_indices,
+    static_inputs,
+)
+from gcpass.verify import schedule
+
+log = logging.getLogger("gcpass")
+
+MAX_ROUNDS = 5  # of planning and reading the generated program
+SLACK = 0.02  # share of the budget that a plan may leave unused before one more round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the backend knows about a compilation that the graph does not say.
+
+    Attributes:
+        key: of the sidecar that shows the plan after a cache hit.
+        earlier: held by the step's earlier regions.
+    """
+
+    key: str
+    earlier: Held
+
+
+current_request: contextvars.ContextVar[Request | None] = contextvars.ContextVar(
+    "gcpass_request", default=None
+)
+
+
+def partition(
+    joint_module: fx.GraphModule,
+    joint_inputs: Sequence[Any],
+    options: Options,
+    earlier: Held,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and backward modules of the plan for one region."""
+    started = time.monotonic()
+    graph = _prepare(joint_module)
+    placeholders = graph.find_nodes(op="placeholder")
+    static = static_inputs(placeholders, static_lifetime_input_indices)
+    if not _has_backward(graph, num_fwd_outputs):
+        return default_partition(  # type: ignore[no-any-return]
+            joint_module,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+            static_lifetime_input_nodes=static,
+        )
+    mutated = _mutated_inputs(graph)
+    snapshot_mutated_inputs(graph, mutated, output_nodes(graph)[:num_fwd_outputs])
+    device = _device(graph)
+    captured = capture(
+        graph,
+        num_fwd_outputs=num_fwd_outputs,
+        mutated=mutated,
+        device=device,
+        fuses=options.codegen == "inductor",
+        follow_hints=isinstance(options.budget, Unlimited),
+    )
+    search = _Search(
+        joint_module=joint_module,
+        captured=captured,
+        primals=[n.meta["val"] for n in placeholders if not is_tangent(n)],
+        static=static,
+        options=options,
+        earlier=earlier,
+        planner=Planner(
+            problem=captured.problem,
+            method=options.solver,
+            deadline=started + options.time_limit_s,
+        ),
+    )
+    chosen = search.run()
+    _record(search, chosen, time.monotonic() - started)
+    return chosen.split.forward, chosen.split.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan, rewritten, with the peak of the program that will run."""
+
+    solution: Solution
+    split: Split
+    scheduled: Scheduled | None
+    note: str
+
+    @property
+    def plan(self) -> Plan:
+        """Return the plan; a candidate has one."""
+        assert self.solution.plan is not None
+        return self.solution.plan
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the peak that counts: the scheduled one where it is known."""
+        if self.scheduled is None:
+            return self.plan.peak_bytes
+        return self.scheduled.peak_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """Plans until the program that will run is within the budget."""
+
+    joint_module: fx.GraphModule
+    captured: Capture
+    primals: list[Any]
+    static: Any
+    options: Options
+    earlier: Held
+    planner: Planner
+    budget_bytes: int | None = None
+    base_peak: int = 0
+    base_held: int = 0
+    floor_bytes: int = 0
+    rounds: int = 0
+    verify_time_s: float = 0.0
+
+    def run(self) -> Candidate:
+        """Return the candidate to use.
+
+        Raises:
+            InfeasibleBudgetError: no plan's program stays within the budget.
+        """
+        budget = self.options.budget
+        fastest = self._candidate(
+            self.planner.solve(None), verify=isinstance(budget, Fraction)
+        )
+        self.base_peak = fastest.peak_bytes
+        self.base_held = _held_bytes(self.captured, fastest)
+        self.budget_bytes = self._share(budget, fastest.peak_bytes)
+        self.floor_bytes = self.planner.floor.peak_bytes
+        if self.budget_bytes is None and isinstance(budget, Minimum):
+            return self._least()
+        if self.budget_bytes is None:
+            return fastest
+        best = self._fit(self.budget_bytes)
+        if best is not None:
+            return best
+        return self._infeasible(self.budget_bytes)
+
+    def _share(self, budget: Budget, base_peak: int) -> int | None:
+        """Return this region's bytes: the step's budget less what is held already."""
+        if isinstance(budget, Bytes):
+            return budget.size_bytes - self.earlier.bytes
+        if isinstance(budget, Fraction):
+            step_peak = max(
+                self.earlier.peak_bytes, self.earlier.fastest_bytes + base_peak
+            )
+            return int(budget.of_peak * step_peak) - self.earlier.bytes
+        return None
+
+    def _fit(self, budget_bytes: int) -> Candidate | None:
+        """Return the cheapest candidate whose program is within the budget."""
+        best: Candidate | None = None
+        target = budget_bytes
+        tried: set[tuple[int, ...]] = set()
+        for _ in range(MAX_ROUNDS):
+            solution = self.planner.solve(max(target, self.planner.floor.peak_bytes))
+            assert solution.plan is not None
+            if solution.plan.sequence in tried:
+                break
+            tried.add(solution.plan.sequence)
+            candidate = self._candidate(solution, verify=True)
+            left = budget_bytes - candidate.peak_bytes
+            if left < 0:
+                if target <= self.planner.floor.peak_bytes:
+                    break
+                target = min(target, solution.plan.peak_bytes) + left
+                continue
+            if best is None or candidate.plan.cost_seconds < best.plan.cost_seconds:
+                best = candidate
+            free = solution.plan.cost_seconds <= self.planner.fastest.cost_seconds
+            if candidate.scheduled is None or left <= SLACK * budget_bytes or free:
+                break
+            target = solution.plan.peak_bytes + left
+        return best
+
+    def _least(self) -> Candidate:
+        """Return the candidate of the least peak."""
+        best: Candidate | None = None
+        for solution in self._floor_solutions():
+            candidate = self._candidate(solution, verify=True)
+            if best is None or candidate.peak_bytes < best.peak_bytes:
+                best = candidate
+        assert best is not None
+        self.floor_bytes = best.peak_bytes
+        return best
+
+    def _floor_solutions(self) -> list[Solution]:
+        """Return solutions near the predicted floor, the floor first."""
+        floor = self.planner.floor.peak_bytes
+        return [self.planner.solve(floor)]
+
+    def _infeasible(self, budget_bytes: int) -> Candidate:
+        least = self._least()
+        if least.peak_bytes <= budget_bytes:
+            return least
+        total = budget_bytes + self.earlier.bytes
+        if self.options.on_infeasible == "min":
+            log.warning(
+                "budget of %d bytes is under the floor of %d: taking the floor",
+                total,
+                least.peak_bytes + self.earlier.bytes,
+            )
+            return least
+        raise InfeasibleBudgetError(
+            budget_bytes=max(total, 0),
+            floor_bytes=least.peak_bytes + self.earlier.bytes,
+            alive=_alive_at_peak(self.captured, least.plan),
+            held_bytes=self.earlier.bytes,
+        )
+
+    def _candidate(self, solution: Solution, *, verify: bool) -> Candidate:
+        assert solution.plan is not None
+        check(self.captured.problem, solution.plan, None)
+        split = rewrite(
+            self.joint_module,
+            self.captured,
+            solution.plan,
+            static_lifetime_input_nodes=self.static,
+        )
+        scheduled, note = None, "not verified"
+        if verify and self.options.verify:
+            scheduled, note = self._schedule(split)
+        return Candidate(
+            solution=solution, split=split, scheduled=scheduled, note=note
+        )
+
+    def _schedule(self, split: Split) -> tuple[Scheduled | None, str]:
+        started = time.monotonic()
+        self.rounds += 1
+        try:
+            found = schedule(
+                split,
+                self.primals,
+                num_outputs=self.captured.num_fwd_outputs,
+                codegen=self.options.codegen,
+            )
+        except UnreadableProgramError as error:
+            log.warning("the scheduled peak is unknown: %s", error)
+            return None, str(error)
+        finally:
+            self.verify_time_s += time.monotonic() - started
+        return found, ""
+
+
+def _prepare(joint_module: fx.GraphModule) -> fx.Graph:
+    """Return the joint graph without dead code and common subexpressions, tagged."""
+    joint_module.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        joint_module.graph = fx_graph_cse(joint_module.graph)
+    if any("recompute" in n.meta for n in joint_module.graph.nodes):
+        cleanup_recompute_tags(joint_module, is_default_partition=False)
+    mark_unrecomputable(joint_module)
+    return joint_module.graph
+
+
+def _has_backward(graph: fx.Graph, num_fwd_outputs: int) -> bool:
+    """Return whether there is anything to split: a gradient that needs a tangent."""
+    gradients = output_nodes(graph)[num_fwd_outputs:]
+    has_gradient = any(isinstance(x, fx.Node) for x in gradients)
+    return has_gradient and any(is_tangent(n) for n in graph.find_nodes(op="placeholder"))
+
+
+def _mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return the placeholders whose storage the region writes."""
+    primals = [n for n in graph.find_nodes(op="placeholder") if not is_tangent(n)]
+    indices = mutated_input_indices()
+    found = {n for i, n in enumerate(primals) if i in indices}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        if isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder":
+            found.add(node.args[0])
+    return frozenset(found)
+
+
+def _device(graph: fx.Graph) -> Device:
+    """Return the device that most of the region's inputs are on."""
+    counts: dict[torch.device, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            counts[value.device] = counts.get(value.device, 0) + value.dim()
+    if not counts:
+        return current_device("cpu", None)
+    best = max(counts, key=lambda d: (counts[d], str(d)))
+    name = None
+    if best.type == "cuda" and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(best)
+    return current_device(best.type, name)
+
+
+def _held_bytes(captured: Capture, candidate: Candidate) -> int:
+    """Return the bytes alive between forward and backward."""
+    if candidate.scheduled is not None:
+        return candidate.scheduled.held_bytes
+    plan = candidate.plan
+    profile = simulate(captured.problem, plan.sequence, plan.boundary)
+    return sum(
+        captured.problem.values[i.value].size_bytes
+        for i in profile.instances
+        if i.start < plan.boundary
+        and (i.saved or captured.problem.values[i.value].held)
+    )
+
+
+def _alive_at_peak(captured: Capture, plan: Plan) -> tuple[str, ...]:
+    """Return the largest values alive at the plan's peak, with their bytes."""
+    profile = simulate(captured.problem, plan.sequence, plan.boundary)
+    alive = [
+        (captured.problem.values[i.value].size_bytes, i.value)
+        for i in profile.instances
+        if not i.virtual and i.start <= profile.peak_step <= i.end
+    ]
+    names = []
+    for size, value in sorted(alive, key=lambda item: (-item[0], item[1]))[:8]:
+        node = captured.value_nodes[value]
+        name = node.name if node is not None else f"value {value}"
+        names.append(f"{name} ({size / 1e6:.2f} MB)")
+    return tuple(names)
+
+
+def _record(search: _Search, chosen: Candidate, total_s: float) -> None:
+    """Keep the decisions: registry, sidecar, dump and one log line."""
+    request = current_request.get()
+    region = region_plan(search, chosen, total_s)
+    store.record(region)
+    log.info("%s", region.summary())
+    if request is not None:
+        store.save_sidecar(request.key, region)
+    if search.options.dump is not None:
+        store.dump(region, search.options.dump)
+
+
+def region_plan(search: _Search, chosen: Candidate, total_s: float) -> RegionPlan:
+    """Return the record of what was asked, decided and proven."""
+    plan, captured = chosen.plan, search.captured
+    fastest = search.planner.fastest
+    base = fastest.cost_seconds or 1.0
+    flops = _flops(captured, fastest) or 1
+    overhead = plan.cost_seconds / base - 1.0
+    bound = max(0.0, chosen.solution.bound_seconds / base - 1.0)
+    profile = simulate(captured.problem, plan.sequence, plan.boundary)
+    return RegionPlan(
+        region=compile_id(),
+        requested=str(search.options.memory_budget),
+        budget_bytes=search.budget_bytes,
+        earlier_bytes=search.earlier.bytes,
+        fastest_peak_bytes=search.base_peak,
+        fastest_held_bytes=search.base_held,
+        floor_bytes=search.floor_bytes,
+        predicted_peak_bytes=plan.peak_bytes,
+        scheduled_peak_bytes=(
+            None if chosen.scheduled is None else chosen.scheduled.peak_bytes
+        ),
+        scheduled_note=chosen.note,
+        saved_bytes=profile.saved_bytes,
+        held_bytes=_held_bytes(captured, chosen),
+        overhead=overhead,
+        overhead_flops=_flops(captured, plan) / flops - 1.0,
+        bound=min(bound, max(overhead, 0.0)),
+        gap_points=100.0 * max(0.0, overhead - bound),
+        solver=plan.origin,
+        termination=chosen.solution.termination.value,
+        limit=chosen.solution.limit,
+        rounds=search.rounds,
+        solve_time_s=total_s - search.verify_time_s,
+        verify_time_s=search.verify_time_s,
+        recomputations=len(plan.sequence) - len(set(plan.sequence)),
+        digest=decisions.plan_digest(plan, chosen.split.saved_names),
+        values=decisions.describe_values(captured, plan),
+    )
+
+
+def _flops(captured: Capture, plan: Plan) -> int:
+    return sum(captured.problem.operations[o].flops for o in plan.sequence)

@@ -1,0 +1,186 @@
+"""Turns a plan into the forward and the backward graph.
+
+A new joint graph is emitted in the plan's order: first the forward's executions, then
+the backward's, where every execution is a copy of its node that reads the latest copy
+of what it needs. Views and symbolic sizes are emitted where they are first read. The
+split into two modules is torch's own extraction, which owns the contract with
+AOTAutograd; it keeps the order, so no pass may reorder the graphs afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from gcpass.capture import Capture, output_nodes
+from gcpass.solvers.problem import OpId, Plan
+from gcpass.torch_private import (
+    extract_forward_and_backward,
+    is_opaque_node,
+    is_sym_node,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The two graphs of a plan.
+
+    Attributes:
+        forward: forward module: user outputs, then what is saved.
+        backward: backward module.
+        saved_names: names of the saved nodes, as in the joint graph.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved_names: tuple[str, ...]
+
+
+def rewrite(
+    joint_module: fx.GraphModule,
+    capture: Capture,
+    plan: Plan,
+    *,
+    static_lifetime_input_nodes: Any,
+) -> Split:
+    """Return the forward and backward modules of a plan that `check` accepted."""
+    emitter = _Emitter(capture=capture)
+    emitter.emit(plan)
+    module = fx.GraphModule(joint_module, emitter.graph)
+    saved, syms, opaque = emitter.crossing()
+    names = tuple(node.name for node in saved)
+    static_names = {node.name for node in static_lifetime_input_nodes}
+    forward, backward = extract_forward_and_backward(
+        module,
+        saved_values=saved,
+        saved_syms=syms,
+        saved_opaque=opaque,
+        num_fwd_outputs=capture.num_fwd_outputs,
+        static_lifetime_input_nodes=type(static_lifetime_input_nodes)(
+            n for n in emitter.graph.nodes if n.name in static_names
+        ),
+    )
+    return Split(forward=forward, backward=backward, saved_names=names)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Emitter:
+    """Builds the new joint graph; `current` holds the latest copy of each value."""
+
+    capture: Capture
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    current: dict[int, fx.Node] = field(default_factory=dict)
+    fixed: dict[fx.Node, fx.Node] = field(default_factory=dict)  # inputs, sizes
+    views: dict[tuple[fx.Node, fx.Node], fx.Node] = field(default_factory=dict)
+    in_backward: bool = False
+    forward_nodes: set[fx.Node] = field(default_factory=set)
+
+    def emit(self, plan: Plan) -> None:
+        """Emit the whole joint graph."""
+        source = self.capture.graph
+        for node in source.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                copy = self.graph.node_copy(node)
+                self.fixed[node] = copy
+                if node in self.capture.root:
+                    self.current[self.capture.root[node]] = copy
+        for op_id in plan.sequence[: plan.boundary]:
+            self._execute(op_id)
+        self._emit_reachable_sizes()
+        outputs = output_nodes(source)
+        split = self.capture.num_fwd_outputs
+        forward_outputs = [self._output(x) for x in outputs[:split]]
+        self.forward_nodes = set(self.graph.nodes)
+        self.views.clear()
+        self.in_backward = True
+        for op_id in plan.sequence[plan.boundary :]:
+            self._execute(op_id)
+        gradients = [self._output(x) for x in outputs[split:]]
+        (old_output,) = source.find_nodes(op="output")
+        output = self.graph.output((*forward_outputs, *gradients))
+        output.meta = dict(old_output.meta)
+        self.graph.lint()
+
+    def crossing(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+        """Return (tensors, sizes, opaque objects) of the forward that cross over."""
+        used: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node not in self.forward_nodes:
+                used.update(self._backward_inputs(node))
+        saved, syms, opaque = [], [], []
+        for node in self.graph.nodes:
+            if node not in used or node not in self.forward_nodes:
+                continue
+            if node.op == "get_attr" or "tangents" in str(node.target):
+                continue
+            if is_sym_node(node):
+                syms.append(node)
+            elif is_opaque_node(node):
+                opaque.append(node)
+            else:
+                saved.append(node)
+        return saved, syms, opaque
+
+    def _backward_inputs(self, node: fx.Node) -> Iterator[fx.Node]:
+        if node.op != "output":
+            yield from node.all_input_nodes
+            return
+        outputs = output_nodes(self.graph)[self.capture.num_fwd_outputs :]
+        yield from (x for x in outputs if isinstance(x, fx.Node))
+
+    def _execute(self, op_id: OpId) -> None:
+        """Emit one execution: the operation and the items of its tuple."""
+        node = self.capture.op_nodes[op_id]
+        copy = self._copy(node)
+        self.fixed[node] = copy
+        for value in self.capture.problem.operations[op_id].writes:
+            owner = self.capture.value_nodes[value]
+            if owner is node:
+                self.current[value] = copy
+            elif owner is not None:
+                self.current[value] = self._copy(owner)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        copy = self.graph.node_copy(node, self._lookup)
+        if self.in_backward:
+            copy.meta.pop("recompute", None)
+            copy.meta.setdefault("partitioner_tag", "is_backward")
+            if copy.meta["partitioner_tag"] == "is_forward":
+                copy.meta["partitioner_tag"] = "is_backward"
+        return copy
+
+    def _lookup(self, node: fx.Node) -> fx.Node:
+        """Return the copy of a node to read now, emitting views and sizes."""
+        value = self.capture.root.get(node)
+        if value is None:
+            if node not in self.fixed:
+                self.fixed[node] = self._copy(node)
+            return self.fixed[node]
+        owner = self.current[value]
+        if node is self.capture.value_nodes[value]:
+            return owner
+        if (node, owner) not in self.views:
+            self.views[node, owner] = self._copy(node)
+        return self.views[node, owner]
+
+    def _emit_reachable_sizes(self) -> None:
+        """Emit the sizes that the forward can compute: the backward may need them."""
+        for node in self.capture.graph.nodes:
+            if node.op != "call_function" or node in self.fixed:
+                continue
+            if is_sym_node(node) and all(map(self._is_there, node.all_input_nodes)):
+                self.fixed[node] = self._copy(node)
+
+    def _is_there(self, node: fx.Node) -> bool:
+        value = self.capture.root.get(node)
+        if value is None:
+            return node in self.fixed
+        owner = self.current.get(value)
+        return owner is not None and "tangents" not in str(owner.target)
+
+    def _output(self, item: Any) -> Any:
+        return self._lookup(item) if isinstance(item, torch.fx.Node) else item

@@ -1,0 +1,189 @@
+"""Everything private of torch that gcpass touches, in one place.
+
+Read on torch 2.11.0, 2.12.1, 2.13.0 and 2.14.1; tested on 2.13.0. `probe` compares
+what is installed with what was read and says clearly when a release no longer fits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo.exc import ShortenTraceback
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
+from torch._guards import CompileContext, TracingContext
+from torch._inductor import config as inductor_config
+from torch._inductor import list_mode_options
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from gcpass.errors import UnsupportedTorchError
+from gcpass.toolchain import require_torch
+
+__all__ = [
+    "CheckpointPolicy",
+    "CustomPartitionerFn",
+    "cleanup_recompute_tags",
+    "compile_fx",
+    "compile_id",
+    "default_partition",
+    "extract_forward_and_backward",
+    "functorch_config",
+    "fx_graph_cse",
+    "inductor_config",
+    "is_backward_effect",
+    "is_forward_effect",
+    "is_opaque_node",
+    "is_sym_node",
+    "is_tangent",
+    "list_mode_options",
+    "mark_unrecomputable",
+    "mutated_input_indices",
+    "probe",
+    "raise_getitems",
+    "static_inputs",
+    "surfaced",
+]
+
+_EXTRACT_ARGUMENTS = (
+    "joint_module",
+    "saved_values",
+    "saved_sym_nodes",
+    "num_fwd_outputs",
+    "static_lifetime_input_nodes",
+)
+
+cleanup_recompute_tags = partitioners.cleanup_recompute_tags
+default_partition = partitioners.default_partition
+is_forward_effect = partitioners._must_be_in_forward
+is_backward_effect = partitioners._must_be_in_backward
+is_tangent = partitioners._is_tangent
+
+
+def probe() -> None:
+    """Check that this torch is one that gcpass was read and tested on.
+
+    Raises:
+        UnsupportedTorchError: the version is out of range, or a private function
+            that gcpass calls has lost an argument.
+    """
+    require_torch()
+    have = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+    missing = [name for name in _EXTRACT_ARGUMENTS if name not in have]
+    if missing:
+        raise UnsupportedTorchError(
+            f"torch {torch.__version__}: _extract_fwd_bwd_modules has no argument "
+            f"{', '.join(missing)}; gcpass needs an update for this release"
+        )
+
+
+def is_opaque_node(node: torch.fx.Node) -> bool:
+    """Return whether the node's value is an opaque object rather than a tensor."""
+    check = getattr(partitioners, "is_opaque_node", None)
+    return bool(check(node)) if check is not None else False
+
+
+def mark_unrecomputable(joint_module: torch.fx.GraphModule) -> None:
+    """Tag collectives, effects and sources of backward mutations MUST_SAVE."""
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
+        partitioners.force_save_collectives(joint_module)
+    partitioners.force_save_effectful_ops(joint_module)
+    partitioners.force_save_bw_mutation_src(joint_module)
+
+
+def extract_forward_and_backward(
+    joint_module: torch.fx.GraphModule,
+    *,
+    saved_values: list[torch.fx.Node],
+    saved_syms: list[torch.fx.Node],
+    saved_opaque: list[torch.fx.Node],
+    num_fwd_outputs: int,
+    static_lifetime_input_nodes: Any,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Return (forward, backward) by torch's own extraction, which owns the contract."""
+    arguments: dict[str, Any] = {
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_nodes": static_lifetime_input_nodes,
+    }
+    extract = partitioners._extract_fwd_bwd_modules
+    if "saved_opaque_nodes" in inspect.signature(extract).parameters:  # from 2.12 on
+        arguments["saved_opaque_nodes"] = saved_opaque
+    forward, backward = extract(
+        joint_module, saved_values, saved_sym_nodes=saved_syms, **arguments
+    )
+    forward, backward = raise_getitems(forward), raise_getitems(backward)
+    thread_rng = getattr(partitioners, "thread_graphsafe_rng_from_hops", None)
+    if thread_rng is not None:
+        forward = thread_rng(forward, is_backward=False)
+        backward = thread_rng(backward, is_backward=True)
+    return forward, backward
+
+
+def mutated_input_indices() -> frozenset[int]:
+    """Return the flat input positions that the region writes, in graph or epilogue."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(
+        index
+        for index, info in enumerate(context.fw_metadata.input_info)
+        if info.mutates_data
+    )
+
+
+def mutated_output_count() -> int:
+    """Return how many outputs of the forward are new values of mutated inputs."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return 0
+    return int(context.fw_metadata.num_mutated_inp_runtime_indices)
+
+
+def compile_id() -> str:
+    """Return the id of the current compilation ("0/0"), "-" outside of one."""
+    current = CompileContext.current_compile_id()
+    return "-" if current is None else str(current)
+
+
+def static_inputs(
+    placeholders: Sequence[torch.fx.Node], indices: Sequence[int] | None
+) -> Any:
+    """Return the set of placeholders that live as long as the module (parameters)."""
+    from torch.utils._ordered_set import OrderedSet
+
+    chosen = set(indices or ())
+    return OrderedSet(node for i, node in enumerate(placeholders) if i in chosen)
+
+
+@contextmanager
+def surfaced(kind: type[Exception]) -> Iterator[None]:
+    """Let errors of a kind reach the user as they are.
+
+    Dynamo wraps what a backend raises in BackendCompilerFailed, except for its own
+    ShortenTraceback. The error is raised again as a class that is both, so that
+    ``except InfeasibleBudgetError`` works around the first call of a model.
+    """
+    try:
+        yield
+    except ShortenTraceback:
+        raise
+    except kind as error:
+        raise _as_dynamo_error(error) from error
+
+
+def _as_dynamo_error(error: Exception) -> Exception:
+    plain = type(error)
+    both = type(plain.__name__, (plain, ShortenTraceback), {})
+    both.__module__ = plain.__module__
+    result: Exception = both.__new__(both)
+    result.args = error.args
+    result.__dict__.update(error.__dict__)
+    result.first_useful_frame = None  # type: ignore[attr-defined]
+    return result

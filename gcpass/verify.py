@@ -1,0 +1,119 @@
+"""The peak of a split as it will run, with everything that Inductor does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from gcpass.eager import boxed
+from gcpass.lowering import read_program
+from gcpass.replay import Scheduled, callable_of, like, replay
+from gcpass.rewrite import Split
+
+
+def schedule(
+    split: Split, primals: Sequence[Any], *, num_outputs: int, codegen: str
+) -> Scheduled:
+    """Return the peaks of the programs that will run for a split.
+
+    Args:
+        split: forward and backward module.
+        primals: inputs of the forward, fake.
+        num_outputs: how many results of the forward are the region's outputs.
+        codegen: "inductor" or "eager".
+
+    Raises:
+        UnreadableProgramError: the programs cannot be followed without data.
+    """
+    names = [n.name for n in split.forward.graph.find_nodes(op="placeholder")]
+    result_names = _result_names(split.forward)
+    placeholders = split.backward.graph.find_nodes(op="placeholder")
+    sources = [_source(p, names, result_names) for p in placeholders]
+
+    def backward_inputs(inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        found = []
+        for node, (kind, position) in zip(placeholders, sources, strict=True):
+            if kind == "result":
+                found.append(results[position])
+            elif kind == "input":
+                found.append(inputs[position])
+            else:
+                found.append(like(node.meta.get("val")))
+        return found
+
+    forward, backward = _callables(split, primals, sources, num_outputs, codegen)
+    return replay(
+        forward,
+        backward,
+        primals=primals,
+        backward_inputs=backward_inputs,
+        num_outputs=num_outputs,
+    )
+
+
+Callee = Callable[[list[Any]], Any]
+
+
+def _callables(
+    split: Split,
+    primals: Sequence[Any],
+    sources: Sequence[tuple[str, int]],
+    num_outputs: int,
+    codegen: str,
+) -> tuple[Callee, Callee]:
+    if codegen == "eager":
+        return boxed(split.forward), boxed(split.backward)
+    forward = read_program(
+        split.forward,
+        primals,
+        is_backward=False,
+        static_inputs=0,
+        user_visible_outputs=range(num_outputs),
+    )
+    inputs = []
+    for node, (kind, position) in zip(
+        split.backward.graph.find_nodes(op="placeholder"), sources, strict=True
+    ):
+        value = node.meta.get("val")
+        strides = forward.output_strides[position] if kind == "result" else None
+        inputs.append(_restride(value, strides))
+    static = sum(1 for kind, _ in sources if kind != "tangent")
+    backward = read_program(
+        split.backward,
+        inputs,
+        is_backward=True,
+        static_inputs=static,
+        user_visible_outputs=(),
+    )
+    return callable_of(forward), callable_of(backward)
+
+
+def _restride(value: Any, strides: tuple[int, ...] | None) -> Any:
+    """Return the tensor with the strides that the forward will really give it."""
+    if strides is None or not isinstance(value, torch.Tensor):
+        return value
+    if any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
+        return value  # Inductor keeps layouts when shapes are symbolic
+    if tuple(value.stride()) == strides:
+        return value
+    return value.as_strided(value.size(), strides)
+
+
+def _result_names(forward: fx.GraphModule) -> list[str]:
+    (output,) = forward.graph.find_nodes(op="output")
+    return [x.name if isinstance(x, fx.Node) else "" for x in output.args[0]]
+
+
+def _source(
+    placeholder: fx.Node, inputs: Sequence[str], results: Sequence[str]
+) -> tuple[str, int]:
+    """Return where the backward gets an input from: ("result" | "input", position)."""
+    if placeholder.name in inputs:
+        return "input", inputs.index(placeholder.name)
+    if placeholder.name in results:
+        last = len(results) - 1 - results[::-1].index(placeholder.name)
+        return "result", last
+    return "tangent", 0

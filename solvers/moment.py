@@ -1,0 +1,264 @@
+"""What every plan has in common at one moment of the step.
+
+A moment is the first execution of a pivot operation x, or the first execution after
+the boundary (pivot None). For every valid plan, in any order and with any number of
+recomputations, this module derives from the problem alone:
+
+- **before**: operations that surely ran before the moment: the ancestors of x, and
+  every forward operation when x is a backward one (or the moment is the boundary);
+- **later**: operations whose first execution surely comes after it: the descendants of
+  x that must run, or every backward operation at the boundary;
+- **fixed**: values that are surely materialized and alive during it;
+- **required**: values read at or after the moment that are not fixed;
+- **costs**: time a plan surely loses when an operation is executed after the moment,
+  or when its value is virtual across it;
+- **tolls**: time a plan surely loses when a value is alive at the moment.
+
+The proofs are in `gcpass.solvers.bound`. Plans only save less and lose more than this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gcpass.solvers.problem import OpId, Origin, Phase, Problem, ValueId
+
+Writers = tuple[OpId | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """See the module docstring; all tuples of ids ascend.
+
+    Attributes:
+        pivot: the operation, None for the boundary.
+        fixed: values surely alive.
+        fixed_bytes: their bytes and the pivot's workspace.
+        free: inputs and fixed values: they can be read later at no price.
+        required: values read at or after the moment that are not free.
+        writers: writer of each value, None for inputs and tangents.
+        costs: seconds by operation; inf: it cannot be executed after the moment.
+        tolls: seconds by value; inf: it cannot be alive at the moment.
+    """
+
+    pivot: OpId | None
+    fixed: tuple[ValueId, ...]
+    fixed_bytes: int
+    free: tuple[ValueId, ...]
+    required: tuple[ValueId, ...]
+    writers: Writers
+    costs: tuple[float, ...]
+    tolls: tuple[float, ...]
+
+
+def needed_operations(problem: Problem) -> frozenset[OpId]:
+    """Return the operations that every plan executes, in O(edges).
+
+    All of the forward and the backward, and those of `Phase.EITHER` that write a held
+    value or that one of the others draws on.
+    """
+    writers = problem.writers()
+    held = [value.held for value in problem.values]
+    roots = (
+        OpId(op_id)
+        for op_id, op in enumerate(problem.operations)
+        if op.phase is not Phase.EITHER or any(held[value] for value in op.writes)
+    )
+    return _ancestors(problem, writers, roots)
+
+
+def at_boundary(problem: Problem) -> Moment:
+    """Return the moment of the first execution after the boundary, in O(edges)."""
+    operations, values = problem.operations, problem.values
+    later = [
+        OpId(op_id)
+        for op_id, op in enumerate(operations)
+        if op.phase is Phase.BACKWARD
+    ]
+    writers = problem.writers()
+    fixed = set()
+    for value_id, value in enumerate(values):
+        writer = writers[value_id]
+        forward = writer is not None and operations[writer].phase is Phase.FORWARD
+        if (value.origin is Origin.TANGENT and later) or (forward and value.held):
+            fixed.add(ValueId(value_id))
+    costs = [
+        _again(problem, OpId(i)) if op.phase is Phase.FORWARD else 0.0
+        for i, op in enumerate(operations)
+    ]
+    tolls = [_crossing_toll(problem, writers, ValueId(v)) for v in range(len(values))]
+    read = _read_from_outside(problem, later)
+    return _moment(problem, None, writers, fixed, read, costs, tolls)
+
+
+def at_pivot(problem: Problem, pivot: OpId) -> Moment:
+    """Return the moment of the first execution of `pivot`, in O(edges)."""
+    operations = problem.operations
+    writers = problem.writers()
+    backward = operations[pivot].phase is Phase.BACKWARD
+    before = set(_ancestors(problem, writers, (pivot,))) - {pivot}
+    if backward:
+        before.update(_of_phase(problem, Phase.FORWARD))
+    later = _descendants(problem, writers, pivot) & needed_operations(problem)
+    fixed = _fixed(problem, writers, pivot, before, later)
+    costs = [0.0] * len(operations)
+    for op_id in before:
+        op = operations[op_id]
+        # A virtual value of the forward cannot cross the boundary, so it was computed
+        # a second time; any other can be virtual across the moment at no time.
+        if not op.fusible or (backward and op.phase is Phase.FORWARD):
+            costs[op_id] = _again(problem, op_id)
+    tolls = [0.0] * len(problem.values)
+    if backward:
+        tolls = [
+            _kept_toll(problem, writers, ValueId(v)) for v in range(len(problem.values))
+        ]
+    read = _read_from_outside(problem, (pivot, *later))
+    return _moment(problem, pivot, writers, fixed, read, costs, tolls)
+
+
+def _moment(
+    problem: Problem,
+    pivot: OpId | None,
+    writers: Writers,
+    fixed: set[ValueId],
+    read: set[ValueId],
+    costs: Sequence[float],
+    tolls: Sequence[float],
+) -> Moment:
+    values = problem.values
+    workspace = 0 if pivot is None else problem.operations[pivot].workspace_bytes
+    free = fixed | {
+        ValueId(v) for v, value in enumerate(values) if value.origin is Origin.INPUT
+    }
+    if pivot is None or problem.operations[pivot].phase is not Phase.BACKWARD:
+        free |= set(_tangents(problem))
+    return Moment(
+        pivot=pivot,
+        fixed=tuple(sorted(fixed)),
+        fixed_bytes=sum(values[v].size_bytes for v in fixed) + workspace,
+        free=tuple(sorted(free)),
+        required=tuple(sorted(read - free)),
+        writers=writers,
+        costs=tuple(costs),
+        tolls=tuple(tolls),
+    )
+
+
+def _fixed(
+    problem: Problem,
+    writers: Writers,
+    pivot: OpId,
+    before: set[OpId],
+    later: frozenset[OpId],
+) -> set[ValueId]:
+    operations, values = problem.operations, problem.values
+    x = operations[pivot]
+    fixed = {v for v in x.writes if not x.fusible or values[v].held}
+    fixed.update(materialized_reads(problem, writers, pivot))
+    fixed.update(v for op in before for v in operations[op].writes if values[v].held)
+    if x.phase is Phase.BACKWARD:
+        fixed.update(v for v in _tangents(problem) if values[v].held)
+        for op in (pivot, *later):
+            fixed.update(
+                v for v in operations[op].reads if values[v].origin is Origin.TANGENT
+            )
+    if x.phase is Phase.FORWARD:
+        # Both executions lie in the forward, where nothing runs twice.
+        for op in later:
+            if operations[op].phase is Phase.FORWARD:
+                reads = materialized_reads(problem, writers, op)
+                fixed.update(v for v in reads if writers[v] in before)
+    return fixed
+
+
+def _read_from_outside(problem: Problem, ops: Iterable[OpId]) -> set[ValueId]:
+    """Return the values that these operations read and none of them writes."""
+    read: set[ValueId] = set()
+    written: set[ValueId] = set()
+    for op_id in ops:
+        read.update(problem.operations[op_id].reads)
+        written.update(problem.operations[op_id].writes)
+    return read - written
+
+
+def materialized_reads(
+    problem: Problem, writers: Writers, op_id: OpId
+) -> Iterator[ValueId]:
+    """Yield computed values that cannot be virtual when this operation reads them."""
+    op = problem.operations[op_id]
+    for value in op.reads:
+        writer = writers[value]
+        if writer is None:
+            continue
+        fusible = problem.operations[writer].fusible and op.absorbing
+        if not fusible or problem.values[value].held:
+            yield value
+
+
+def _again(problem: Problem, op_id: OpId) -> float:
+    op = problem.operations[op_id]
+    return op.cost_seconds if op.recomputable else math.inf
+
+
+def _crossing_toll(problem: Problem, writers: Writers, value_id: ValueId) -> float:
+    """Return the seconds lost when a value is written before and read after."""
+    value, writer = problem.values[value_id], writers[value_id]
+    if writer is None or value.held:
+        return 0.0
+    if not value.savable:
+        return math.inf
+    fusible = problem.operations[writer].fusible
+    return problem.save_seconds_per_byte * value.size_bytes if fusible else 0.0
+
+
+def _kept_toll(problem: Problem, writers: Writers, value_id: ValueId) -> float:
+    """Return the seconds lost when a value is alive in the backward.
+
+    One of the forward was saved, or computed again; an execution that writes several
+    values is shared between them.
+    """
+    writer = writers[value_id]
+    if writer is None or problem.operations[writer].phase is not Phase.FORWARD:
+        return 0.0
+    again = _again(problem, writer) / len(problem.operations[writer].writes)
+    return min(_crossing_toll(problem, writers, value_id), again)
+
+
+def _tangents(problem: Problem) -> Iterator[ValueId]:
+    for value_id, value in enumerate(problem.values):
+        if value.origin is Origin.TANGENT:
+            yield ValueId(value_id)
+
+
+def _of_phase(problem: Problem, phase: Phase) -> Iterator[OpId]:
+    for op_id, op in enumerate(problem.operations):
+        if op.phase is phase:
+            yield OpId(op_id)
+
+
+def _ancestors(
+    problem: Problem, writers: Writers, roots: Iterable[OpId]
+) -> frozenset[OpId]:
+    """Return the roots and every operation they draw on."""
+    found = set(roots)
+    stack = list(found)
+    while stack:
+        for value in problem.operations[stack.pop()].reads:
+            writer = writers[value]
+            if writer is not None and writer not in found:
+                found.add(writer)
+                stack.append(writer)
+    return frozenset(found)
+
+
+def _descendants(problem: Problem, writers: Writers, pivot: OpId) -> frozenset[OpId]:
+    """Return the operations that draw on the pivot, without itself."""
+    found = {pivot}
+    for op_id in range(pivot + 1, len(problem.operations)):
+        reads = problem.operations[op_id].reads
+        if any(writers[value] in found for value in reads):
+            found.add(OpId(op_id))
+    return frozenset(found - {pivot})

@@ -1,0 +1,202 @@
+"""The rematerialization problem and its solutions, as immutable data.
+
+A step of training is one forward followed by one backward. **Operations** are
+executed; **values** are the storages they read and write (views and aliases are
+contracted before a problem is built, so a value owns its bytes). Ids are indices:
+operations are numbered in the given execution order, which is topological, and
+every solver breaks ties by id, so the same problem gives the same solution.
+
+A **solution** is a sequence of executions. Executions before ``boundary`` are the
+forward (each operation at most once), the rest is the backward; recomputation is
+a further execution of an operation in the backward, any number of times. What it
+costs and how many bytes it needs is defined in `gcpass.solvers.liveness` and, once
+more and independently, in `gcpass.solvers.check`.
+
+Fusing compilers do not materialize every value. An operation marked ``fusible``
+(pointwise) can be computed inside the kernels of its readers when all of them are
+``absorbing`` (pointwise or reduction); its value then takes no memory of its own
+and what it reads stays alive until those readers have run. With both flags False
+everywhere (operation by operation execution) every value is materialized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+from gcpass.solvers.errors import InvalidProblemError
+
+OpId = NewType("OpId", int)
+ValueId = NewType("ValueId", int)
+
+
+class Phase(Enum):
+    """When an operation may be executed for the first time."""
+
+    FORWARD = "forward"  # the forward's outputs need it: once, before the boundary
+    EITHER = "either"  # independent of the tangents, read by the backward only
+    BACKWARD = "backward"  # depends on a tangent: only after the boundary
+
+
+class Origin(Enum):
+    """Where a value comes from."""
+
+    COMPUTED = "computed"  # written by an operation
+    INPUT = "input"  # alive before the step and after it: takes no bytes here
+    TANGENT = "tangent"  # arrives with the backward, alive until its last reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A storage.
+
+    Attributes:
+        size_bytes: bytes it takes while it is materialized.
+        origin: see `Origin`.
+        held: once written it stays alive until the end of the step: an output of
+            the region or a gradient.
+        savable: False when it must not live across the boundary (the user asked
+            for recomputation). Ignored for held values, which do anyway.
+    """
+
+    size_bytes: int
+    origin: Origin = Origin.COMPUTED
+    held: bool = False
+    savable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One kernel, or a piece of one.
+
+    Attributes:
+        reads: values read, ascending, without repeats.
+        writes: values written, ascending; each value has at most one writer.
+        cost_seconds: time of one execution, finite and >= 0.
+        flops: floating point operations of one execution.
+        phase: see `Phase`.
+        recomputable: False when a second execution would be wrong or is not wanted.
+        fusible: may run inside the kernels of its readers (pointwise).
+        absorbing: can take fusible operations it reads into its kernel.
+        workspace_bytes: bytes needed during the execution only.
+    """
+
+    reads: tuple[ValueId, ...]
+    writes: tuple[ValueId, ...]
+    cost_seconds: float
+    flops: int = 0
+    phase: Phase = Phase.FORWARD
+    recomputable: bool = True
+    fusible: bool = False
+    absorbing: bool = False
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Operations in the given (topological) order, and the values between them.
+
+    Attributes:
+        operations: indexed by `OpId`.
+        values: indexed by `ValueId`.
+        save_seconds_per_byte: time to write a byte in the forward and read it in
+            the backward, paid for a saved value that would not be materialized
+            otherwise (a value of a fusible operation); 0 where nothing fuses.
+    """
+
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    save_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    def writers(self) -> tuple[OpId | None, ...]:
+        """Return the writer of each value, None for inputs and tangents."""
+        result: list[OpId | None] = [None] * len(self.values)
+        for op_id, op in enumerate(self.operations):
+            for value in op.writes:
+                result[value] = OpId(op_id)
+        return tuple(result)
+
+    def readers(self) -> tuple[tuple[OpId, ...], ...]:
+        """Return, for each value, the operations that read it, ascending."""
+        result: list[list[OpId]] = [[] for _ in self.values]
+        for op_id, op in enumerate(self.operations):
+            for value in op.reads:
+                result[value].append(OpId(op_id))
+        return tuple(tuple(ids) for ids in result)
+
+
+class Termination(Enum):
+    """Why a solver stopped."""
+
+    OPTIMAL = "optimal"  # the plan's cost equals the bound
+    FEASIBLE = "feasible"  # the search space was worked through, a gap remains
+    LIMIT = "limit"  # a limit stopped it; the plan is the best so far
+    INFEASIBLE = "infeasible"  # no plan that the solver can build fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A sequence of executions with what it costs and needs.
+
+    Attributes:
+        sequence: operations in execution order, with repeats.
+        boundary: number of executions that belong to the forward.
+        cost_seconds: time of the sequence, see `gcpass.solvers.liveness`.
+        peak_bytes: largest number of bytes alive during the step.
+        origin: name of the method that built it.
+    """
+
+    sequence: tuple[OpId, ...]
+    boundary: int
+    cost_seconds: float
+    peak_bytes: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """What a solver returns: never a bare list.
+
+    Attributes:
+        plan: the best plan found, None when infeasible.
+        termination: why the solver stopped; `limit` names the limit if it was one.
+        bound_seconds: no plan within the budget costs less (proven).
+        floor_bytes: the least peak this solver can reach.
+        limit: None, or the name of the limit that stopped it ("time").
+    """
+
+    plan: Plan | None
+    termination: Termination
+    bound_seconds: float
+    floor_bytes: int
+    limit: str | None = None
+
+
+def _validate(problem: Problem) -> None:
+    written: set[int] = set()
+    for op_id, op in enumerate(problem.operations):
+        if not 0.0 <= op.cost_seconds < float("inf"):
+            raise InvalidProblemError(f"operation {op_id}: cost {op.cost_seconds!r}")
+        for value in op.reads:
+            origin = problem.values[value].origin
+            if origin is Origin.COMPUTED and value not in written:
+                raise InvalidProblemError(
+                    f"operation {op_id} reads value {value} before it is written"
+                )
+            if origin is Origin.TANGENT and op.phase is not Phase.BACKWARD:
+                raise InvalidProblemError(
+                    f"operation {op_id} reads tangent {value} but is not backward"
+                )
+        for value in op.writes:
+            if value in written or problem.values[value].origin is not Origin.COMPUTED:
+                raise InvalidProblemError(f"value {value} has a second writer: {op_id}")
+            written.add(value)
+    for value_id, value_data in enumerate(problem.values):
+        if value_data.size_bytes < 0:
+            raise InvalidProblemError(f"value {value_id}: negative size")
+        if value_data.origin is Origin.COMPUTED and value_id not in written:
+            raise InvalidProblemError(f"value {value_id} is computed by no operation")

@@ -1,0 +1,250 @@
+"""The solver that gcpass uses: every method on one problem, the best plan wins.
+
+`Planner` keeps what one problem's solves share: the fastest plan (the cheapest cut at
+the boundary), the frontier of saved sets along the price of a byte, and the plans
+already built. Plans are built for caps from a fixed geometric grid, never for the
+budget itself: a larger budget chooses among a superset, so it cannot get a dearer
+plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+
+from gcpass.solvers.bound import Bound, given_order, lower_bound_seconds
+from gcpass.solvers.cut import CutResult, boundary_cut, frontier
+from gcpass.solvers.errors import SolverError
+from gcpass.solvers.liveness import make_plan, simulate
+from gcpass.solvers.polish import drop_redundant
+from gcpass.solvers.problem import (
+    Phase,
+    Plan,
+    Problem,
+    Solution,
+    Termination,
+    ValueId,
+)
+from gcpass.solvers.schedule import Index, build, index_problem
+
+log = logging.getLogger("gcpass.solvers")
+
+GRID_RATIO = 0.97  # of one cap to the next: plans lie at most 3 % apart
+SAVED_SETS = 6  # of the frontier, tried at every cap
+CAPS_BELOW = 4  # caps to look further down after the first that fits
+FLOOR_TRIES = 12  # bisection steps in the search for the least peak
+METHODS = ("auto", "min_cut", "greedy")
+
+
+@dataclass(slots=True, kw_only=True)
+class Planner:
+    """Solves one problem for any number of budgets.
+
+    Attributes:
+        problem: the problem.
+        method: "auto", "min_cut" or "greedy".
+        deadline: `time.monotonic()` after which no further plan is tried.
+    """
+
+    problem: Problem
+    method: str = "auto"
+    deadline: float = math.inf
+    hit_limit: bool = False
+    _index: Index | None = None
+    _sets: list[tuple[ValueId, ...]] | None = None
+    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    _fastest: Plan | None = None
+    _floor: Plan | None = None
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan without a budget."""
+        if self._fastest is None:
+            plan = self._build(0, math.inf)
+            self._fastest = self._merge(plan, plan.peak_bytes)
+        return self._fastest
+
+    @property
+    def floor(self) -> Plan:
+        """The plan of the least peak that the methods reach."""
+        if self._floor is None:
+            self._floor = self._search_floor()
+        return self._floor
+
+    def solve(self, budget_bytes: int | None) -> Solution:
+        """Return the cheapest plan within the budget, with a bound on any plan."""
+        if budget_bytes is None or self.fastest.peak_bytes <= budget_bytes:
+            plan: Plan | None = self.fastest
+        else:
+            plan = self._within(budget_bytes)
+        if plan is None:
+            return Solution(
+                plan=None,
+                termination=Termination.INFEASIBLE,
+                bound_seconds=math.inf,
+                floor_bytes=self.floor.peak_bytes,
+            )
+        bound = self.bound(budget_bytes).seconds
+        if plan.cost_seconds <= bound * (1 + 1e-9):
+            termination = Termination.OPTIMAL
+        else:
+            termination = (
+                Termination.LIMIT if self.hit_limit else Termination.FEASIBLE
+            )
+        return Solution(
+            plan=plan,
+            termination=termination,
+            bound_seconds=min(bound, plan.cost_seconds),
+            floor_bytes=self.floor.peak_bytes,
+            limit="time" if self.hit_limit else None,
+        )
+
+    def bound(self, budget_bytes: int | None) -> Bound:
+        """Return the proven bound; the trivial one when ortools is not usable."""
+        limit = budget_bytes if budget_bytes is not None else 1 << 62
+        try:
+            return lower_bound_seconds(self.problem, limit)
+        except SolverError as error:
+            log.warning("no bound beyond the trivial one: %s", error)
+            sequence, _ = given_order(self.problem)
+            seconds = math.fsum(
+                self.problem.operations[o].cost_seconds for o in sequence
+            )
+            return Bound(seconds=seconds, infeasible_proven=False, pivot=None)
+
+    # --- search -------------------------------------------------------------------
+
+    def _within(self, budget_bytes: int) -> Plan | None:
+        """Return the cheapest plan with a peak within the budget."""
+        best: Plan | None = None
+        level = self._level(budget_bytes)
+        found_at: int | None = None
+        while found_at is None or level <= found_at + CAPS_BELOW:
+            cap = self._cap(level)
+            if cap < self._least_cap() or time.monotonic() > self.deadline:
+                self.hit_limit |= time.monotonic() > self.deadline
+                break
+            for choice in range(len(self.saved_sets)):
+                plan = self._build(choice, cap)
+                if plan.peak_bytes > budget_bytes:
+                    continue
+                found_at = level if found_at is None else found_at
+                if best is None or _better(plan, best):
+                    best = plan
+            level += 1
+        if best is None or self.floor.peak_bytes <= budget_bytes:
+            if self.floor.peak_bytes <= budget_bytes and (
+                best is None or _better(self.floor, best)
+            ):
+                best = self.floor
+        if best is None:
+            return None
+        polished = self._merge(best, budget_bytes)
+        return polished
+
+    def _search_floor(self) -> Plan:
+        """Return the plan of the least peak found by bisection on the cap."""
+        best = self.fastest
+        for choice in range(len(self.saved_sets)):
+            low, high = 0.0, float(best.peak_bytes)
+            for _ in range(FLOOR_TRIES):
+                middle = (low + high) / 2
+                plan = self._build(choice, middle)
+                if (plan.peak_bytes, plan.cost_seconds) < (
+                    best.peak_bytes,
+                    best.cost_seconds,
+                ):
+                    best = plan
+                if plan.peak_bytes <= middle * 1.02:
+                    high = middle
+                else:
+                    low = middle
+        return self._merge(best, best.peak_bytes)
+
+    def _merge(self, plan: Plan, budget_bytes: int) -> Plan:
+        return drop_redundant(
+            self.problem, plan, budget_bytes, deadline=self.deadline
+        )
+
+    def _build(self, choice: int, cap: float) -> Plan:
+        key = (choice, -1 if cap == math.inf else int(cap))
+        if key not in self._plans:
+            saved = self.saved_sets[choice]
+            sequence, boundary = build(self.problem, self.index, saved, cap)
+            name = "eviction" if choice == 0 else "cut"
+            plan = make_plan(self.problem, sequence, boundary, name)
+            self._plans[key] = plan
+        return self._plans[key]
+
+    # --- shared pieces ------------------------------------------------------------
+
+    @property
+    def index(self) -> Index:
+        """What every build needs, computed once."""
+        if self._index is None:
+            self._index = index_problem(self.problem)
+        return self._index
+
+    @property
+    def saved_sets(self) -> list[tuple[ValueId, ...]]:
+        """Sets of values to save, from the fastest plan's to the smallest."""
+        if self._sets is None:
+            self._sets = self._choose_sets()
+        return self._sets
+
+    def _choose_sets(self) -> list[tuple[ValueId, ...]]:
+        if self.method == "greedy":
+            return [_everything(self.problem)]
+        chain = frontier(boundary_cut(self.problem), flows=16)
+        if not chain:
+            raise SolverError("no set of saved values satisfies the constraints")
+        return [r.saved for r in _spread(chain, SAVED_SETS)]
+
+    def _level(self, budget_bytes: int) -> int:
+        """Return the first grid level whose cap is within the budget."""
+        top = max(self.fastest.peak_bytes, 1)
+        if budget_bytes >= top:
+            return 0
+        return math.ceil(math.log(max(budget_bytes, 1) / top) / math.log(GRID_RATIO))
+
+    def _cap(self, level: int) -> float:
+        return self.fastest.peak_bytes * GRID_RATIO**level
+
+    def _least_cap(self) -> float:
+        """Return the cap under which nothing is gained any more."""
+        return self.floor.peak_bytes * GRID_RATIO**8
+
+
+def _better(plan: Plan, other: Plan) -> bool:
+    return (plan.cost_seconds, plan.peak_bytes) < (other.cost_seconds, other.peak_bytes)
+
+
+def _everything(problem: Problem) -> tuple[ValueId, ...]:
+    """Return every value that the forward computes and may save."""
+    return tuple(
+        v
+        for op in problem.operations
+        if op.phase is Phase.FORWARD
+        for v in op.writes
+        if problem.values[v].savable
+    )
+
+
+def _spread(chain: list[CutResult], count: int) -> list[CutResult]:
+    """Return at most ``count`` of a chain, both ends and evenly by saved bytes."""
+    if len(chain) <= count:
+        return chain
+    lo, hi = chain[-1].saved_bytes, chain[0].saved_bytes
+    chosen: dict[int, None] = {}
+    for i in range(count):
+        want = hi + (lo - hi) * i / (count - 1)
+        nearest = min(
+            range(len(chain)), key=lambda k: (abs(chain[k].saved_bytes - want), k)
+        )
+        chosen[nearest] = None
+    return [chain[k] for k in sorted(chosen)]
+
+
+__all__ = ["METHODS", "Planner", "simulate"]
