@@ -7,19 +7,19 @@ or a file it names is wrong.
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gcpass
 from gcpass import toolchain
+from gcpass.decisions import RegionPlan, ValueDecision
 from gcpass.errors import GcpassError
 from gcpass.units import format_bytes
 
 _VALUES_SHOWN = 20
-_SECTIONS = ("region", "budget", "plan")
-_COLUMNS = ("name", "size", "decision", "reason")
+_COLUMNS = ("name", "size", "decision", "where", "reason")
 
 _CHECKS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("torch", toolchain.require_torch),
@@ -72,13 +72,11 @@ def _show(path: Path) -> int:
         return _complain(f"{path} holds no .json file")
     for file in files:
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            plan = RegionPlan.from_json(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, GcpassError) as error:
             return _complain(f"cannot read {file}: {error}")
-        if not isinstance(record, dict):
-            return _complain(f"{file} holds no decisions: not a JSON object")
         print(f"{file}:")
-        _print_record(record)
+        _print_plan(plan)
     return 0
 
 
@@ -87,49 +85,22 @@ def _complain(problem: str) -> int:
     return 2
 
 
-def _print_record(record: Mapping[str, object]) -> None:
-    for name, value in _summary(record):
-        print(f"  {name}: {value}")
-    values = _values(record.get("values"))
-    if not values:
+def _print_plan(plan: RegionPlan) -> None:
+    for field in dataclasses.fields(plan):
+        if field.name != "values":
+            print(f"  {field.name}: {_text(field.name, getattr(plan, field.name))}")
+    decided = [value for value in plan.values if value.decision != "input"]
+    if not decided:
         return
-    largest = sorted(values, key=_size_of, reverse=True)[:_VALUES_SHOWN]
-    print(f"  the {len(largest)} largest of {len(values)} values:")
+    largest = sorted(decided, key=lambda value: -value.size_bytes)[:_VALUES_SHOWN]
+    print(f"  the {len(largest)} largest of {len(decided)} values:")
     _print_table([_row(value) for value in largest])
 
 
-def _summary(record: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the scalar fields of a record, those of its sections as section.field."""
-    for key, value in record.items():
-        if key in _SECTIONS and isinstance(value, dict):
-            for field, inner in value.items():
-                if _is_scalar(inner):
-                    yield f"{key}.{field}", _text(field, inner)
-        elif _is_scalar(value):
-            yield key, _text(key, value)
-
-
-def _values(field: object) -> list[Mapping[str, object]]:
-    """Return the values of a record, whether they are a list or an object by name."""
-    if isinstance(field, dict):
-        field = [{"name": k, **v} for k, v in field.items() if isinstance(v, dict)]
-    if not isinstance(field, list):
-        return []
-    return [value for value in field if isinstance(value, dict)]
-
-
-def _row(value: Mapping[str, object]) -> tuple[str, ...]:
-    cells = {**value, "size": format_bytes(_size_of(value))}
-    return tuple(str(cells.get(column, "")) for column in _COLUMNS)
-
-
-def _size_of(value: Mapping[str, object]) -> int:
-    size = value.get("size_bytes", value.get("bytes"))
-    return size if isinstance(size, int) else 0
-
-
-def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+def _row(value: ValueDecision) -> tuple[str, ...]:
+    where = value.module_path or value.source
+    size = format_bytes(value.size_bytes)
+    return value.name, size, value.decision, where, value.reason
 
 
 def _text(name: str, value: object) -> str:

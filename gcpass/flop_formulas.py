@@ -157,10 +157,10 @@ def _attention(products: int, *, sequence_axis: int = -2) -> CallFormula:
     def flops(call: Call) -> int:
         named = call.named()
         query, key, value = named["query"], named["key"], named["value"]
+        keys = int(key.shape[sequence_axis])
         packed = named.get("cum_seq_k", named.get("cu_seqlens_k")) is not None
-        longest = named.get("max_k", named.get("max_seqlen_k"))
-        use_longest = sequence_axis == -3 and packed and longest is not None
-        keys = int(longest) if use_longest else int(key.shape[sequence_axis])
+        if packed and sequence_axis == -3:
+            keys = int(named.get("max_k", named.get("max_seqlen_k")) or keys)
         pairs = element_count(query) // max(1, int(query.shape[-1])) * keys
         width = along_qk * int(query.shape[-1]) + along_v * int(value.shape[-1])
         return _halved_if_causal(call, 2 * pairs * width)

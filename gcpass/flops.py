@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ def node_flops(node: fx.Node) -> int | None:
     return _call_flops(call_of(node))
 
 
+@cache
 def op_names(target: Any) -> tuple[str, ...]:
     """Return the names a formula may be registered under, the most specific first.
 

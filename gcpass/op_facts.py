@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ _POINTWISE = _names(
     "convert_element_type inductor_force_stride_order inductor_lookup_seed "
     "inductor_randint inductor_random iota where abs add clone div eq exp fma ge gt le "
     "log lt maximum minimum mul ne neg pow rsqrt sin cos sqrt sub tanh erf reciprocal "
-    "_inductor_bucketize _low_memory_max_pool_offsets_to_indices",
+    "rev _inductor_bucketize _low_memory_max_pool_offsets_to_indices",
 )
 _REDUCTION = _names(
     "aten",
@@ -77,7 +78,8 @@ _REDUCTION = _names(
     "avg_pool2d_backward avg_pool3d cummax cummin cumprod cumsum logcumsumexp "
     "max_pool2d_with_indices max_pool2d_with_indices_backward "
     "max_pool3d_with_indices native_batch_norm native_batch_norm_backward "
-    "native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward",
+    "native_group_norm native_group_norm_backward native_layer_norm "
+    "native_layer_norm_backward",
 ) | _names(
     "prims",
     "sum prod amax amin var xor_sum prepare_softmax_online "
@@ -89,7 +91,7 @@ _NO_CODE = _names(
     "sym_constrain_range_for_size sym_numel sym_size sym_storage_offset sym_stride",
 )
 _COPY_FREE = _names("aten", "_unsafe_view")  # a view whose schema does not say so
-_COMPLEX_NATIVE = _names("aten", "clone copy full zeros ones empty view_as_real")
+_COMPLEX_NATIVE = _names("aten", "clone copy full zeros ones empty")
 
 # Draws on the CPU are a function of the given seed, and replays are exact there. They
 # count as draws all the same: CUDA replays draw other numbers in another kernel shape
@@ -142,7 +144,7 @@ def draws_random(node: fx.Node) -> bool:
 
     A second execution of a node that draws gives other numbers: it must be saved.
     """
-    return _any_call(node, _call_draws)
+    return _any_call(node, _may_draw, _call_draws)
 
 
 def is_discrete(node: fx.Node) -> bool:
@@ -155,35 +157,48 @@ def is_discrete(node: fx.Node) -> bool:
     is at the step to rounding, one element changes, and either value is a valid
     subgradient there; refusing them would save the mask of every relu and clamp.
     """
-    return _any_call(node, _call_is_discrete)
+    return _any_call(node, _may_be_discrete, _call_is_discrete)
 
 
-def _any_call(node: fx.Node, holds: Callable[[Call], bool]) -> bool:
-    """Return whether a predicate holds for the node's call or one inside of it."""
+def _any_call(
+    node: fx.Node, may: Callable[[OpOverload], bool], does: Callable[[Call], bool]
+) -> bool:
+    """Return whether the node's call does something, or one inside of its body.
+
+    Args:
+        node: any node.
+        may: whether some call of the operator does; cheap, so that arguments are
+            looked at for few nodes only.
+        does: whether this call does, asked where some call may.
+    """
+    target = node.target
     if node.op != "call_function":
         return False
-    if isinstance(node.target, OpOverload):
-        return holds(call_of(node))
-    if not isinstance(node.target, HigherOrderOperator):
+    if isinstance(target, OpOverload):
+        return may(target) and does(call_of(node))
+    if not isinstance(target, HigherOrderOperator):
         return False
     call = call_of(node)
     carried = carried_call(call)
     if carried is not None:
-        return holds(carried)
+        return may(carried.target) and does(carried)
     return any(
-        _any_call(inner, holds)
+        _any_call(inner, may, does)
         for body in graph_bodies(call)
         for inner in body.graph.nodes
     )
 
 
-def _call_draws(call: Call) -> bool:
-    target, name = call.target, op_names(call.target)[-1]
-    if name in _SEED_READERS:
+@cache
+def _may_draw(target: OpOverload) -> bool:
+    if op_names(target)[-1] in _SEED_READERS:
         return True
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return any("Generator" in str(a.type) for a in target._schema.arguments)
-    named = call.named()
+    takes_generator = any("Generator" in str(a.type) for a in target._schema.arguments)
+    return takes_generator or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _call_draws(call: Call) -> bool:
+    named, name = call.named(), op_names(call.target)[-1]
     if "dropout_p" in named:
         return bool(named["dropout_p"] != 0)
     if name not in _DROPOUT_ARGUMENTS:
@@ -193,11 +208,15 @@ def _call_draws(call: Call) -> bool:
     return not never and named[switch] is not False
 
 
+@cache
+def _may_be_discrete(target: OpOverload) -> bool:
+    names = op_names(target)
+    return names[-1] in _CONVERSIONS or any(name in _DISCRETE for name in names)
+
+
 def _call_is_discrete(call: Call) -> bool:
-    names = op_names(call.target)
-    if names[-1] in _CONVERSIONS:
-        return _truncates(call.args, call.out)
-    return any(name in _DISCRETE for name in names)
+    is_conversion = op_names(call.target)[-1] in _CONVERSIONS
+    return _truncates(call.args, call.out) if is_conversion else True
 
 
 def _truncates(args: Any, out: Any) -> bool:
@@ -210,19 +229,21 @@ def _truncates(args: Any, out: Any) -> bool:
 
 
 def _overload_kind(node: fx.Node, target: OpOverload) -> Kind:
+    kind = _real_kind(target)
+    if kind not in (Kind.POINTWISE, Kind.REDUCTION) or not _is_complex(node):
+        return kind
+    # Inductor generates no code for complex numbers; eager kernels run instead.
+    return kind if op_names(target)[-1] in _COMPLEX_NATIVE else Kind.EXTERN
+
+
+@cache
+def _real_kind(target: OpOverload) -> Kind:
+    """Return the kind of an operator on real numbers."""
     name = op_names(target)[-1]
     if name in _NO_CODE:
         return Kind.NONE
     if name in _COPY_FREE or _is_view(target):
         return Kind.VIEW
-    fused = _fused_kind(target, name)
-    # Inductor generates no code for complex numbers, eager kernels run instead
-    if fused is not Kind.EXTERN and name not in _COMPLEX_NATIVE and _is_complex(node):
-        return Kind.EXTERN
-    return fused
-
-
-def _fused_kind(target: OpOverload, name: str) -> Kind:
     if name in _POINTWISE:
         return Kind.POINTWISE
     if name in _REDUCTION or torch.Tag.reduction in target.tags:

@@ -1,69 +1,29 @@
-"""An integer program for the saved set under one row of memory per position.
+"""Solves the integer program of `gcpass.solvers.ilp_model` from a warm start.
 
-A cut prices saved bytes at one moment, so equal layers all flip at one price. The
-program mixes: it chooses what is saved at the boundary and what is recomputed in the
-backward such that modelled memory is within the budget at several positions of the
-backward at once. Its regime is one copy, just in time: a value is saved, or recomputed
-once, immediately before its first use, and kept until its last.
-
-    legend  v value, o operation, r operation that reads v, k row (a backward position)
-    S[v]    1: v is saved
-    R[o]    1: o is executed in the backward (again, or first if of `Phase.EITHER`)
-    T[o,k]  1: o has been executed in the backward at row k
-    L[v,k]  1: v is alive at row k
-
-    min   sum c(o) R[o] + sum toll(v) S[v]
-    (1)   S[v] + R[writer(v)] >= 1                     v read by backward operations
-    (2)   S[v] + R[writer(v)] >= R[r]                  v read by r
-    (3)   T[o,k] = R[o]                                o used directly at or before k
-          T[o,k] >= T[r,k] - S[v]                      r reads v, a value of o
-    (4)   L[v,k] = S[v] + T[writer(v),k]               v used directly at or after k
-          L[v,k] >= R[r] - T[r,k-1] - R[writer(v)]     r still to run, v saved
-          L[v,k] >= R[r] - T[r,k-1] + T[writer(v),k] - 1          or recomputed
-    (5)   fixed[k] + sum size(v) L[v,k] <= budget
-
-(3) is what a bound on saved bytes misses: with nothing saved on the residual path the
-first backward layer rebuilds all of the forward (pytorch#197838). A recomputed value
-that will be virtual takes no bytes and keeps what it reads until its readers have run.
-
-Approximations: the backward keeps the given order; temporaries inside a recomputed
-stretch that the backward does not read are left out; positions between rows are not
-constrained. So the result is a saved set to build a plan from, and nothing is proven.
-
-Sources: P. Jain et al., "Checkmate", MLSys 2020, arXiv:1910.02653, eq. 1 to 9, whose
-n * m binaries for every stage are reduced to rows here because order and number of
-copies are given. Why CP-SAT: deterministic limits and warm starts in a package that
-the cuts need anyway.
+CP-SAT finds the first feasible point of a large program late, so it gets one: of the
+cuts along the price the two next to the budget are mixed. The operations that only the
+smaller saved set recomputes fall into connected components (typically one per layer),
+and as many of them, in the order of the forward, are saved as the rows allow.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from gcpass.solvers.bound import given_order
-from gcpass.solvers.cut import CutProblem, CutResult, boundary_cut, frontier
+from gcpass.solvers.cut import CutResult, boundary_cut, frontier
 from gcpass.solvers.errors import SolverError
-from gcpass.solvers.liveness import simulate
-from gcpass.solvers.problem import (
-    OpId,
-    Phase,
-    Problem,
-    Termination,
-    ValueId,
-)
+from gcpass.solvers.ilp_model import Model, build, cp_model
+from gcpass.solvers.problem import OpId, Problem, Termination, ValueId
 
-MOST_ROWS = 24  # one per pair of blocks in models of 48 layers
-MOST_CELLS = 24_000  # operations times rows; CP-SAT starts within a second below it
-MEMORY_UNITS = 1 << 20  # resolution of the budget; sizes are rounded up to it
-COST_UNITS = 1 << 30  # resolution of the summed cost
 HINT_FLOWS = 12
+RELATIVE_GAP = 1e-3  # of the extra time: finer than the approximations of the model
 SEED = 1
-_NEVER = -1
+
+Choice = frozenset[OpId]  # operations to recompute; what is saved follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +31,9 @@ class IlpResult:
     """A saved set for the boundary.
 
     Attributes:
-        status: OPTIMAL for the program (not for the problem), LIMIT when stopped with
-            the best so far, INFEASIBLE when the rows exclude every choice or nothing
-            was found within the limits.
+        status: OPTIMAL for the program to `RELATIVE_GAP` (not for the problem), LIMIT
+            when stopped with the best so far, INFEASIBLE when the rows exclude every
+            choice or nothing was found within the limits.
         saved: values to save, ascending; held ones and inputs are not listed.
         recomputed: operations to execute in the backward, ascending.
         cost_seconds: recompute costs and tolls of the choice.
@@ -83,59 +43,6 @@ class IlpResult:
     saved: tuple[ValueId, ...]
     recomputed: tuple[OpId, ...]
     cost_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Uses:
-    """When the backward in given order uses what; positions are executions.
-
-    Attributes:
-        first: by value, its first direct reader in the backward, or a large number.
-        last: by value, the end of its last direct reader, or `_NEVER`.
-        rows: chosen positions, ascending.
-        fixed_bytes: by row, bytes that no choice changes.
-    """
-
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    rows: tuple[int, ...]
-    fixed_bytes: tuple[int, ...]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Model:
-    """The program while it is built.
-
-    Attributes:
-        readers: by value of the network, its readers among the network's operations.
-        virtual: operations whose values take no bytes when recomputed, with the last
-            position at which one of them is used.
-        saved: S.
-        again: R.
-        started: T; absent where it is surely 0.
-    """
-
-    problem: Problem
-    network: CutProblem
-    uses: _Uses
-    program: Any
-    readers: dict[ValueId, tuple[OpId, ...]]
-    virtual: dict[OpId, int]
-    saved: dict[ValueId, Any] = field(default_factory=dict)
-    again: dict[OpId, Any] = field(default_factory=dict)
-    started: dict[tuple[OpId, int], Any] = field(default_factory=dict)
-
-    def writes(self, op: OpId) -> list[ValueId]:
-        """Return the values of the network that an operation writes."""
-        return [v for v in self.problem.operations[op].writes if v in self.saved]
-
-    def present(self, value: ValueId) -> Any:
-        """Return an expression that is 1 when a value is saved or recomputed."""
-        writer = self.network.moment.writers[value]
-        terms = [self.saved[value]]
-        if writer is not None:
-            terms.append(self.again[writer])
-        return sum(terms)
 
 
 def solve_saved_set(
@@ -159,228 +66,107 @@ def solve_saved_set(
         SolverError: ortools is missing, or refuses the program.
     """
     network = boundary_cut(problem)
-    model = _build(problem, network, budget_bytes)
-    if hint is None:
-        room = budget_bytes - network.moment.fixed_bytes
-        hint = _cheapest_within(frontier(network, flows=HINT_FLOWS), room)
-    _add_hint(model, hint)
-    solver = _cp_model().CpSolver()
+    model = build(problem, network, budget_bytes)
+    choices = [frozenset(cut.recomputed) for cut in frontier(network, flows=HINT_FLOWS)]
+    if hint is not None:
+        choices.insert(0, frozenset(hint.recomputed))
+    _add_hint(model, _warm_start(model, choices))
+    solver = cp_model().CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = SEED
-    solver.parameters.interleave_search = True  # several strategies by turns
+    solver.parameters.linearization_level = 2  # all rows in the LP: 10 times faster
+    solver.parameters.relative_gap_limit = RELATIVE_GAP
     solver.parameters.max_deterministic_time = deterministic_limit
     solver.parameters.max_time_in_seconds = wall_limit_s
     return _result(model, solver, solver.solve(model.program))
 
 
-def _build(problem: Problem, network: CutProblem, budget_bytes: int) -> _Model:
-    uses = _uses(problem, network)
-    inside = frozenset(network.operations)
-    readers = problem.readers()
-    model = _Model(
-        problem=problem,
-        network=network,
-        uses=uses,
-        program=_cp_model().CpModel(),
-        readers={
-            v: tuple(r for r in readers[v] if r in inside) for v in network.values
-        },
-        virtual=_virtual(problem, network, uses, readers),
-    )
-    _choices(model)
-    for k in range(len(uses.rows)):
-        _starts(model, k)
-        _memory_row(model, k, budget_bytes)
-    _objective(model)
-    return model
+def _warm_start(model: Model, choices: Sequence[Choice]) -> Choice | None:
+    """Return the cheapest choice that fits the rows, None if there is none."""
+    fitting = [choice for choice in choices if _fits(model, choice)]
+    for more, less in itertools.pairwise(choices):
+        if less in fitting and more not in fitting:
+            fitting.append(_mixed(model, more, less))
+    costs = model.network.moment.costs
+
+    def cost(choice: Choice) -> float:
+        return math.fsum(costs[op] for op in choice)
+
+    return min(fitting, key=cost, default=None)
 
 
-def _uses(problem: Problem, network: CutProblem) -> _Uses:
-    sequence, boundary = given_order(problem)
-    profile = simulate(problem, sequence, boundary)
-    ends = list(range(len(sequence)))  # virtual results are read until their end
-    for instance in profile.instances:
-        if instance.virtual:
-            ends[instance.start] = max(ends[instance.start], instance.end)
-    first = [len(sequence)] * len(problem.values)
-    last = [_NEVER] * len(problem.values)
-    positions = []
-    for t in range(boundary, len(sequence)):
-        if problem.operations[sequence[t]].phase is not Phase.BACKWARD:
-            continue
-        positions.append(t)
-        for value in problem.operations[sequence[t]].reads:
-            first[value] = min(first[value], t)
-            last[value] = max(last[value], ends[t])
-    rows = _choose_rows(positions, profile.memory_bytes, len(network.operations))
-    chosen = frozenset(network.values)
-    fixed = [problem.operations[sequence[t]].workspace_bytes for t in rows]
-    for instance in profile.instances:
-        if instance.virtual or instance.value in chosen:
-            continue
-        for k, t in enumerate(rows):
-            if instance.start <= t <= instance.end:
-                fixed[k] += problem.values[instance.value].size_bytes
-    return _Uses(
-        first=tuple(first), last=tuple(last), rows=rows, fixed_bytes=tuple(fixed)
-    )
+def _mixed(model: Model, more: Choice, less: Choice) -> Choice:
+    """Return `less` without the longest run of components that still fits."""
+    parts = _components(model, less - more)
+    lo, hi = 0, len(parts)  # the first lo parts can be saved, the first hi cannot
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        if _fits(model, less.difference(*parts[:middle])):
+            lo = middle
+        else:
+            hi = middle
+    return less.difference(*parts[:lo])
 
 
-def _choose_rows(
-    positions: list[int], memory_bytes: Sequence[int], operations: int
-) -> tuple[int, ...]:
-    """Return the highest position of each of equally long stretches."""
-    count = max(1, min(MOST_ROWS, MOST_CELLS // max(1, operations), len(positions)))
-    stretches = np.array_split(np.array(positions, dtype=np.int64), count)
-    return tuple(
-        max((int(t) for t in stretch), key=lambda t: (memory_bytes[t], -t))
-        for stretch in stretches
-        if len(stretch)
-    )
+def _components(model: Model, ops: Choice) -> list[Choice]:
+    """Return the connected components of these operations, by their first."""
+    part: dict[OpId, set[OpId]] = {}
+    for op in sorted(ops):
+        part[op] = {op}
+        for value in model.problem.operations[op].reads:
+            writer = model.network.moment.writers[value]
+            if writer in part and part[writer] is not part[op]:
+                joined = part[writer] | part[op]
+                part.update(dict.fromkeys(joined, joined))
+    return [frozenset(part[op]) for op in sorted(part) if op == min(part[op])]
 
 
-def _virtual(
-    problem: Problem,
-    network: CutProblem,
-    uses: _Uses,
-    readers: tuple[tuple[OpId, ...], ...],
-) -> dict[OpId, int]:
-    """Return operations that will be virtual in the backward, with their last use."""
-    inside, result = frozenset(network.operations), {}
-    for op_id in reversed(network.operations):
-        op = problem.operations[op_id]
-        late = [
-            r
-            for value in op.writes
-            for r in readers[value]
-            if r in inside or problem.operations[r].phase is Phase.BACKWARD
-        ]
-        held = any(problem.values[value].held for value in op.writes)
-        if (
-            not op.fusible
-            or held
-            or not all(problem.operations[r].absorbing for r in late)
-        ):
-            continue
-        inner = [result[r] for r in late if r in result]
-        result[op_id] = max([*inner, *(uses.last[value] for value in op.writes)])
-    return result
+def _saved_by(model: Model, choice: Choice) -> frozenset[ValueId]:
+    """Return what must be saved when exactly these operations are recomputed."""
+    read = set(model.network.moment.required)
+    for op in choice:
+        read.update(model.problem.operations[op].reads)
+    for op in choice:
+        read.difference_update(model.problem.operations[op].writes)
+    return frozenset(value for value in read if value in model.saved)
 
 
-def _choices(model: _Model) -> None:
-    """Add S, R and the families (1) and (2)."""
-    program, network = model.program, model.network
-    for value, toll in zip(network.values, network.tolls, strict=True):
-        possible = 1 if np.isfinite(toll) else 0
-        model.saved[value] = program.new_int_var(0, possible, f"S{value}")
-    for op, cost in zip(network.operations, network.costs, strict=True):
-        possible = 1 if np.isfinite(cost) else 0
-        model.again[op] = program.new_int_var(0, possible, f"R{op}")
-    for value in network.moment.required:
-        program.add(model.present(value) >= 1)
-    for value in network.values:
-        for reader in model.readers[value]:
-            program.add(model.present(value) >= model.again[reader])
+def _point(model: Model, choice: Choice) -> dict[int, int]:
+    """Return the values of all variables, by index, that a choice implies."""
+    saved = _saved_by(model, choice)
+    point = {v.index: int(value in saved) for value, v in model.saved.items()}
+    point.update({v.index: int(op in choice) for op, v in model.again.items()})
+    for floor in model.floors:
+        least = sum(point[v.index] for v in floor.plus) - floor.allowance
+        least -= sum(point[v.index] for v in floor.minus)
+        index = floor.variable.index
+        point[index] = max(point.get(index, 0), least)
+    return point
 
 
-def _starts(model: _Model, k: int) -> None:
-    """Add T[., k], family (3), readers before what they read."""
-    row, first = model.uses.rows[k], model.uses.first
-    for op in reversed(model.network.operations):
-        writes = model.writes(op)
-        if min(first[value] for value in writes) <= row:
-            model.started[op, k] = model.again[op]
-            continue
-        early = [
-            model.started[r, k] - model.saved[value]
-            for value in writes
-            for r in model.readers[value]
-            if (r, k) in model.started
-        ]
-        if not early:
-            continue
-        variable = model.program.new_bool_var(f"T{op},{k}")
-        model.started[op, k] = variable
-        model.program.add(variable <= model.again[op])
-        for start in early:
-            model.program.add(variable >= start)
-
-
-def _memory_row(model: _Model, k: int, budget_bytes: int) -> None:
-    """Add L[., k] and rows (4) and (5)."""
-    unit = max(1, budget_bytes // MEMORY_UNITS)
-    terms = []
-    for value in model.network.values:
-        units = -(-model.problem.values[value].size_bytes // unit)
-        alive = _alive(model, value, k)
-        if units and alive is not None:
-            terms.append(units * alive)
-    room = budget_bytes // unit - -(-model.uses.fixed_bytes[k] // unit)
-    model.program.add(sum(terms) <= room)
-
-
-def _alive(model: _Model, value: ValueId, k: int) -> Any:
-    """Return an expression for L[value, k], None where it is surely 0."""
-    row, writer = model.uses.rows[k], model.network.moment.writers[value]
-    assert writer is not None, "tangents are fixed at the boundary"
-    copy = None if writer in model.virtual else model.started.get((writer, k))
-    if model.uses.last[value] >= row:
-        return model.saved[value] + (0 if copy is None else copy)
-    pending = [p for r in model.readers[value] for p in _pending(model, r, k)]
-    if not pending:
-        return None
-    variable = model.program.new_bool_var(f"L{value},{k}")
-    for reading in pending:
-        model.program.add(variable >= reading - model.again[writer])
-        if copy is not None:
-            model.program.add(variable >= copy + reading - 1)
-    return variable
-
-
-def _pending(model: _Model, reader: OpId, k: int) -> Iterator[Any]:
-    """Yield expressions that are 1 when `reader` needs what it reads at row k."""
-    again = model.again[reader]
-    if reader in model.virtual:
-        if model.virtual[reader] >= model.uses.rows[k]:
-            yield again
+def _add_hint(model: Model, start: Choice | None) -> None:
+    if start is None:
         return
-    earlier = model.started.get((reader, k - 1)) if k else None
-    if earlier is None:
-        yield again
-    elif earlier is not again:
-        yield again - earlier
+    point = _point(model, start)
+    defined = (floor.variable for floor in model.floors)
+    variables = itertools.chain(model.saved.values(), model.again.values(), defined)
+    for index, variable in {v.index: v for v in variables}.items():
+        model.program.add_hint(variable, point[index])
 
 
-def _objective(model: _Model) -> None:
-    network = model.network
-    finite = [x[np.isfinite(x)].sum() for x in (network.costs, network.tolls)]
-    scale = COST_UNITS / (float(sum(finite)) or 1.0)
-    terms = []
-    for value, toll in zip(network.values, network.tolls, strict=True):
-        if np.isfinite(toll) and toll:
-            terms.append(round(toll * scale) * model.saved[value])
-    for op, cost in zip(network.operations, network.costs, strict=True):
-        if np.isfinite(cost) and cost:
-            terms.append(round(cost * scale) * model.again[op])
-    model.program.minimize(sum(terms))
+def _fits(model: Model, choice: Choice) -> bool:
+    costs, tolls = model.network.moment.costs, model.network.moment.tolls
+    impossible = any(math.isinf(costs[op]) for op in choice)
+    if impossible or any(math.isinf(tolls[v]) for v in _saved_by(model, choice)):
+        return False
+    point = _point(model, choice)
+    return all(
+        sum(units * point[variable.index] for units, variable in row.terms) <= row.room
+        for row in model.rows
+    )
 
 
-def _cheapest_within(choices: Sequence[CutResult], room: int) -> CutResult | None:
-    fitting = [choice for choice in choices if choice.saved_bytes <= room]
-    return fitting[0] if fitting else None
-
-
-def _add_hint(model: _Model, hint: CutResult | None) -> None:
-    if hint is None:
-        return
-    saved, recomputed = frozenset(hint.saved), frozenset(hint.recomputed)
-    for value, variable in model.saved.items():
-        model.program.add_hint(variable, int(value in saved))
-    for op, variable in model.again.items():
-        model.program.add_hint(variable, int(op in recomputed))
-
-
-def _result(model: _Model, solver: Any, status: Any) -> IlpResult:
+def _result(model: Model, solver: Any, status: Any) -> IlpResult:
     name = solver.status_name(status)
     if name not in ("OPTIMAL", "FEASIBLE"):
         if name == "MODEL_INVALID":
@@ -400,11 +186,3 @@ def _result(model: _Model, solver: Any, status: Any) -> IlpResult:
             [*(tolls[v] for v in saved), *(costs[o] for o in again)]
         ),
     )
-
-
-def _cp_model() -> Any:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise SolverError(f"ortools is needed for CP-SAT: {error}") from error
-    return cp_model

@@ -73,9 +73,7 @@ def at_boundary(problem: Problem) -> Moment:
     """Return the moment of the first execution after the boundary, in O(edges)."""
     operations, values = problem.operations, problem.values
     later = [
-        OpId(op_id)
-        for op_id, op in enumerate(operations)
-        if op.phase is Phase.BACKWARD
+        OpId(op_id) for op_id, op in enumerate(operations) if op.phase is Phase.BACKWARD
     ]
     writers = problem.writers()
     fixed = set()

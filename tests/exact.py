@@ -66,7 +66,9 @@ def _steps(
     problem: Problem, state: State, budget_bytes: int
 ) -> Iterator[tuple[float, State]]:
     sides = [state]
-    forward = {i for i, op in enumerate(problem.operations) if op.phase is Phase.FORWARD}
+    forward = {
+        i for i, op in enumerate(problem.operations) if op.phase is Phase.FORWARD
+    }
     if not state.backward and all(state.executed >> i & 1 for i in forward):
         sides.append(_cross(problem, state))
     for side in sides:
@@ -83,9 +85,7 @@ def _cross(problem: Problem, state: State) -> State:
         kept = state.live >> v & 1 and (value.savable or value.held)
         if kept or value.origin is Origin.TANGENT:
             live |= 1 << v
-    return State(
-        executed=state.executed, live=live, copies=state.copies, backward=True
-    )
+    return State(executed=state.executed, live=live, copies=state.copies, backward=True)
 
 
 def _allowed(problem: Problem, state: State, op_id: int) -> bool:
@@ -176,9 +176,7 @@ def _grow(
             if value.savable or value.held or not lost:
                 live |= 1 << v
     executed = sum(1 << i for i in set(sequence))
-    state = State(
-        executed=executed, live=live, copies=0, backward=boundary is not None
-    )
+    state = State(executed=executed, live=live, copies=0, backward=boundary is not None)
     if boundary is not None and _complete(problem, state):
         yield tuple(OpId(i) for i in sequence), boundary
         return

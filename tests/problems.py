@@ -105,9 +105,7 @@ def transformer(
     saved: list[tuple[ValueId, ...]] = []
     for _ in range(layers):
         n1, qkv, a, stat = (b.value(k) for k in (wide, 3 * wide, wide, 4 * tokens))
-        p, r1, n2, up, g, d, r2 = (
-            b.value(k * wide) for k in (1, 1, 1, 4, 4, 1, 1)
-        )
+        p, r1, n2, up, g, d, r2 = (b.value(k * wide) for k in (1, 1, 1, 4, 4, 1, 1))
         b.run([x], [n1], 2 * point, **soft)
         b.run([n1, weight], [qkv], 3 * product)
         b.run([qkv], [a, stat], 2 * product, recomputable=not dropout)

@@ -1,0 +1,126 @@
+"""`check` accepts what `simulate` prices and names every rule that is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+from gcpass.solvers.bound import given_order
+from gcpass.solvers.check import check
+from gcpass.solvers.errors import SolverError
+from gcpass.solvers.liveness import make_plan
+from gcpass.solvers.problem import OpId, Origin, Phase, Plan, Problem
+
+from tests.exact import plans
+from tests.problems import Builder, chain, random_problem, transformer
+
+
+def _plan(problem: Problem, sequence: list[int], boundary: int) -> Plan:
+    ids = [OpId(i) for i in sequence]
+    return make_plan(problem, ids, boundary, "test")
+
+
+def _two_draws() -> Problem:
+    """Return two random draws, a product, an either, and a backward that reads them."""
+    b = Builder()
+    x = b.value(4, Origin.INPUT)
+    first, second, product, derived = (b.value(k) for k in (2, 3, 5, 7))
+    held = b.value(11, held=True)
+    b.run([x], [first], 1.0, recomputable=False)
+    b.run([x], [second], 1.0, recomputable=False)
+    b.run([first, second], [product], 2.0)
+    b.run([product], [derived], 4.0, Phase.EITHER)
+    b.run([derived, first, b.value(13, Origin.TANGENT)], [held], 8.0, Phase.BACKWARD)
+    b.run([x], [b.value(17, held=True)], 16.0, Phase.EITHER)
+    return b.problem()
+
+
+GOOD = ([0, 1, 2, 3, 5, 4], 3)
+
+
+def test_accepts_a_valid_plan_and_its_peak_by_hand() -> None:
+    # first 2, product 5 saved; at 3: 2 + 5 + 7 + tangent 13 = 27;
+    # at 5: 2 + 7 + 13 + 17 = 39; at 4: first 2, derived 7, tangent 13, held 17 + 11.
+    plan = _plan(_two_draws(), *GOOD)
+    assert plan.peak_bytes == 50
+    assert plan.cost_seconds == 32.0
+    check(_two_draws(), plan, 50)
+    check(_two_draws(), plan, None)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "boundary", "rule"),
+    [
+        ([0, 1, 3, 5, 4], 2, "forward once"),
+        ([0, 1, 3, 2, 5, 4], 4, "available"),
+        ([0, 1, 2, 3, 3, 5, 4], 5, "at most once"),
+        ([0, 1, 2, 3, 4, 5], 5, "backward only"),
+        ([0, 1, 2, 3, 5], 3, "backward: "),
+        ([0, 1, 2, 0, 3, 5, 4], 3, "not recomputable"),
+        ([0, 1, 2, 3, 4], 3, "held"),
+        ([0, 1, 2, 4, 5], 3, "available"),
+        ([1, 0, 2, 3, 5, 4], 3, "order of draws"),
+        ([0, 1, 2, 3, 5, 9], 3, "operation"),
+        ([0, 1, 2, 3, 5, 4], 7, "boundary"),
+    ],
+)
+def test_names_the_broken_rule(sequence: list[int], boundary: int, rule: str) -> None:
+    plan = Plan(
+        sequence=tuple(OpId(i) for i in sequence),
+        boundary=boundary,
+        cost_seconds=0.0,
+        peak_bytes=0,
+        origin="test",
+    )
+    with pytest.raises(SolverError, match=rule):
+        check(_two_draws(), plan, None)
+
+
+def test_names_a_wrong_price_and_a_missed_budget() -> None:
+    problem, plan = _two_draws(), _plan(_two_draws(), *GOOD)
+    with pytest.raises(SolverError, match="cost"):
+        check(problem, dataclasses.replace(plan, cost_seconds=32.001), None)
+    with pytest.raises(SolverError, match="peak"):
+        check(problem, dataclasses.replace(plan, peak_bytes=49), None)
+    with pytest.raises(SolverError, match="budget"):
+        check(problem, plan, 49)
+
+
+def test_names_a_value_that_must_not_be_saved() -> None:
+    problem = chain(3, 10, 1.0)
+    values = list(problem.values)
+    values[1] = dataclasses.replace(values[1], savable=False)
+    problem = dataclasses.replace(problem, values=tuple(values))
+    with pytest.raises(SolverError, match="savable: value 1"):
+        check(problem, _plan(problem, [0, 1, 2, 3, 4, 5], 3), None)
+    check(problem, _plan(problem, [0, 1, 2, 3, 0, 4, 5], 3), None)
+
+
+def test_a_plan_without_backward_and_an_empty_one() -> None:
+    b = Builder()
+    b.run([b.value(1, Origin.INPUT)], [b.value(5, held=True)], 1.0)
+    b.value(3, Origin.TANGENT)
+    check(b.problem(), _plan(b.problem(), [0], 1), 5)
+    empty = Problem(operations=(), values=())
+    check(empty, _plan(empty, [], 0), 0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_agrees_with_simulate(seed: int, fused: bool) -> None:
+    problem = random_problem(seed, 6, fused=fused)
+    found = list(plans(problem, 2, 300))
+    for sequence, boundary in found[::7]:
+        check(problem, make_plan(problem, sequence, boundary, "test"), None)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_five_thousand_executions_take_less_than_a_second(fused: bool) -> None:
+    problem = transformer(217, fused=fused)
+    plan = make_plan(problem, *given_order(problem), "test")
+    start = time.perf_counter()
+    check(problem, plan, plan.peak_bytes)
+    assert time.perf_counter() - start < 2.0
+    with pytest.raises(SolverError, match="budget"):
+        check(problem, plan, plan.peak_bytes - 1)
