@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from gcpass.hardware import Device, current_device
 from gcpass.options import Options
 from gcpass.replay import Scheduled, UnreadableProgramError
 from gcpass.rewrite import Split, rewrite
+from gcpass.sizes import storage_bytes
 from gcpass.solvers.check import check
 from gcpass.solvers.liveness import simulate
 from gcpass.solvers.problem import Plan, Solution
@@ -47,6 +49,8 @@ from gcpass.verify import schedule
 log = logging.getLogger("gcpass")
 
 MAX_ROUNDS = 5  # of planning and reading the generated program
+OUTSIDE_COPIES = 3  # of the outputs, kept free for a loss outside of the region
+OUTSIDE_SHARE = 0.15  # of the fastest plan's peak: not more than this is kept free
 SLACK = 0.02  # share of the budget that a plan may leave unused before one more round
 
 
@@ -101,6 +105,7 @@ def partition(
         fuses=options.codegen == "inductor",
         follow_hints=isinstance(options.budget, Unlimited),
     )
+    captured = _with_outside(captured)
     search = _Search(
         joint_module=joint_module,
         captured=captured,
@@ -279,6 +284,7 @@ class _Search:
                 split,
                 self.primals,
                 num_outputs=self.captured.num_fwd_outputs,
+                outside_bytes=self.captured.problem.between_bytes,
                 codegen=self.options.codegen,
             )
         except UnreadableProgramError as error:
@@ -305,6 +311,27 @@ def _has_backward(graph: fx.Graph, num_fwd_outputs: int) -> bool:
     gradients = output_nodes(graph)[num_fwd_outputs:]
     has_gradient = any(isinstance(x, fx.Node) for x in gradients)
     return has_gradient and any(is_tangent(n) for n in graph.find_nodes(op="placeholder"))
+
+
+def _with_outside(captured: Capture) -> Capture:
+    """Return the capture with room for what the caller does before the backward.
+
+    When the loss is not computed in the region, the caller computes it from the
+    outputs, and its memory is unknown here. A pointwise loss in eager mode needs
+    `OUTSIDE_COPIES` times the outputs besides the tangents (measured: x.square().mean()),
+    a cross-entropy less.
+    """
+    outputs = output_nodes(captured.graph)[: captured.num_fwd_outputs]
+    tangents = [n.meta["val"] for n in captured.graph.nodes if is_tangent(n)]
+    if any(isinstance(t, torch.Tensor) and t.dim() == 0 for t in tangents):
+        return captured  # the loss itself
+    wanted = sum(storage_bytes(t) for t in tangents if isinstance(t, torch.Tensor))
+    if not outputs or not wanted:
+        return captured
+    peak = Planner(problem=captured.problem).fastest.peak_bytes
+    between = min(OUTSIDE_COPIES * wanted, int(OUTSIDE_SHARE * peak))
+    problem = dataclasses.replace(captured.problem, between_bytes=between)
+    return dataclasses.replace(captured, problem=problem)
 
 
 def _mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:

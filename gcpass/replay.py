@@ -32,17 +32,19 @@ class Scheduled:
     Attributes:
         forward_bytes: largest during the forward.
         held_bytes: alive between forward and backward: saved tensors and outputs.
+        between_bytes: the same with the tangents and what the caller needs then.
         backward_bytes: largest during the backward, with everything that is held.
     """
 
     forward_bytes: int
     held_bytes: int
+    between_bytes: int
     backward_bytes: int
 
     @property
     def peak_bytes(self) -> int:
         """Return the largest number of bytes of the step."""
-        return max(self.forward_bytes, self.held_bytes, self.backward_bytes)
+        return max(self.forward_bytes, self.between_bytes, self.backward_bytes)
 
 
 class UnreadableProgramError(Exception):
@@ -59,6 +61,7 @@ def replay(
     primals: Sequence[Any],
     backward_inputs: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
     num_outputs: int,
+    outside_bytes: int,
 ) -> Scheduled:
     """Return the peaks of a forward and its backward, run on fake tensors.
 
@@ -69,6 +72,7 @@ def replay(
         backward_inputs: (primals, forward results) -> inputs of the backward,
             tangents included; called in fake mode, tangents are counted.
         num_outputs: how many of the forward's results are the region's outputs.
+        outside_bytes: what the caller needs between forward and backward.
 
     Raises:
         UnreadableProgramError: an operation needs real data.
@@ -87,6 +91,7 @@ def replay(
                 outputs = list(results[:num_outputs])  # the caller may hold them
                 arguments = backward_inputs(inputs, results)
                 meter.count(arguments)
+                between_bytes = meter.alive_bytes() + outside_bytes
                 del results, inputs
                 gradients = backward(arguments)
                 backward_bytes = meter.peak_bytes
@@ -98,6 +103,7 @@ def replay(
     return Scheduled(
         forward_bytes=forward_bytes,
         held_bytes=held_bytes,
+        between_bytes=between_bytes,
         backward_bytes=backward_bytes,
     )
 

@@ -15,7 +15,12 @@ from gcpass.rewrite import Split
 
 
 def schedule(
-    split: Split, primals: Sequence[Any], *, num_outputs: int, codegen: str
+    split: Split,
+    primals: Sequence[Any],
+    *,
+    num_outputs: int,
+    outside_bytes: int,
+    codegen: str,
 ) -> Scheduled:
     """Return the peaks of the programs that will run for a split.
 
@@ -23,6 +28,7 @@ def schedule(
         split: forward and backward module.
         primals: inputs of the forward, fake.
         num_outputs: how many results of the forward are the region's outputs.
+        outside_bytes: what the caller needs between forward and backward.
         codegen: "inductor" or "eager".
 
     Raises:
@@ -51,6 +57,7 @@ def schedule(
         primals=primals,
         backward_inputs=backward_inputs,
         num_outputs=num_outputs,
+        outside_bytes=outside_bytes,
     )
 
 

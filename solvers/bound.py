@@ -1,7 +1,7 @@
 """A proven lower bound on the time of every plan within a memory budget.
 
-Let tau be the first execution of an operation x (or the first execution after the
-boundary) in any valid plan. With the sets of `gcpass.solvers.moment`:
+Let tau be the first execution of an operation x (or the boundary, which is an instant
+between two executions) in any valid plan. With the sets of `gcpass.solvers.moment`:
 
 (i)   Operations of *before* have run at tau. An ancestor of x had to run first; a
       forward operation runs before the boundary, and a backward x after it.

@@ -170,19 +170,15 @@ def _touched(
 ) -> tuple[list[frozenset[Written]], frozenset[Written]]:
     """Return what each execution loads from memory, and the virtual instances."""
     touched: list[frozenset[Written]] = []
-    loads_counted: list[int] = []
     virtual: set[Written] = set()
     for t, op_id in enumerate(plan.sequence):
         op = problem.operations[op_id]
-        # The compiler counts a buffer once for each way it is drawn upon.
-        drawn = sum(loads_counted[w[1]] if w in virtual else 1 for w in trace.loads[t])
         sources: set[Written] = set()
         for written in trace.loads[t]:
             sources |= touched[written[1]] if written in virtual else {written}
         touched.append(frozenset(sources))
-        loads_counted.append(drawn)
         for value in op.writes if op.fusible else ():
-            if _is_virtual(problem, plan, trace, (value, t), drawn):
+            if _is_virtual(problem, plan, trace, (value, t), len(sources)):
                 virtual.add((value, t))
     return touched, frozenset(virtual)
 
@@ -207,7 +203,9 @@ def _peak_bytes(problem: Problem, plan: Plan, trace: _Trace) -> int:
     sizes = [value.size_bytes for value in problem.values]
     alive = {w for w in trace.readers if problem.values[w[0]].held}
     total = sum(sizes[value] for value, _ in alive)
-    peak = 0
+    arriving = sum(sizes[value] for value, _ in _tangents(problem, plan))
+    between = problem.between_bytes + arriving
+    peak = total + between if plan.boundary == len(plan.sequence) else 0
     for t in range(len(plan.sequence) - 1, -1, -1):
         new = touched[t].union(starting[t]) - alive
         alive |= new
@@ -216,4 +214,6 @@ def _peak_bytes(problem: Problem, plan: Plan, trace: _Trace) -> int:
         peak = max(peak, total + workspace)
         alive.difference_update(starting[t])
         total -= sum(sizes[value] for value, _ in starting[t])
+        if t == plan.boundary:
+            peak = max(peak, total + between)
     return peak

@@ -50,8 +50,8 @@ def solve_saved_set(
     budget_bytes: int,
     *,
     hint: CutResult | None = None,
-    deterministic_limit: float = 2.0,
-    wall_limit_s: float = 5.0,
+    deterministic_limit: float = 1.0,
+    wall_limit_s: float = 10.0,
 ) -> IlpResult:
     """Return a saved set for the budget.
 

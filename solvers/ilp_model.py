@@ -21,6 +21,7 @@ once, immediately before its first use, and kept until its last.
           L[v,k] >= R[r] - T[r,k-1] - R[writer(v)]     r still to run, v saved
           L[v,k] >= R[r] - T[r,k-1] + T[writer(v),k] - 1          or recomputed
     (5)   fixed[k] + sum size(v) L[v,k] <= budget
+    (6)   fixed + sum size(v) S[v] <= budget           at the boundary itself
 
 (3) is what a bound on saved bytes misses: with nothing saved on the residual path the
 first backward layer rebuilds all of the forward (pytorch#197838). A recomputed value
@@ -104,7 +105,7 @@ class Model:
         again: R.
         started: T; absent where it is surely 0.
         floors: families (3) and (4) where they define a variable.
-        rows: family (5).
+        rows: families (5) and (6).
     """
 
     problem: Problem
@@ -161,6 +162,7 @@ def build(problem: Problem, network: CutProblem, budget_bytes: int) -> Model:
         virtual=_virtual(problem, network, uses, readers),
     )
     _choices(model)
+    _boundary_row(model, budget_bytes)
     for k in range(len(uses.rows)):
         _starts(model, k)
         _memory_row(model, k, budget_bytes)
@@ -280,15 +282,37 @@ def _starts(model: Model, k: int) -> None:
             model.at_least(variable, [start], [saved])
 
 
+def _boundary_row(model: Model, budget_bytes: int) -> None:
+    """Add row (6)."""
+    unit = _memory_unit(budget_bytes)
+    terms = [(_units(model, v, unit), saved) for v, saved in model.saved.items()]
+    _add_row(model, terms, budget_bytes, model.network.moment.fixed_bytes)
+
+
 def _memory_row(model: Model, k: int, budget_bytes: int) -> None:
     """Add L[., k] and rows (4) and (5)."""
-    unit = max(1, budget_bytes // MEMORY_UNITS)
+    unit = _memory_unit(budget_bytes)
     terms = []
     for value in model.network.values:
-        units = -(-model.problem.values[value].size_bytes // unit)
+        units = _units(model, value, unit)
         if units:
             terms += [(units, variable) for variable in _alive(model, value, k)]
-    room = budget_bytes // unit + -model.uses.fixed_bytes[k] // unit
+    _add_row(model, terms, budget_bytes, model.uses.fixed_bytes[k])
+
+
+def _memory_unit(budget_bytes: int) -> int:
+    return max(1, budget_bytes // MEMORY_UNITS)
+
+
+def _units(model: Model, value: ValueId, unit: int) -> int:
+    return -(-model.problem.values[value].size_bytes // unit)
+
+
+def _add_row(
+    model: Model, terms: list[tuple[int, Any]], budget_bytes: int, fixed_bytes: int
+) -> None:
+    unit = _memory_unit(budget_bytes)
+    room = budget_bytes // unit + -fixed_bytes // unit
     model.program.add(sum(units * variable for units, variable in terms) <= room)
     model.rows.append(Row(terms=tuple(terms), room=room))
 

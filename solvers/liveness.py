@@ -7,16 +7,17 @@ again):
 1. An instance whose value is held lives from t to the end of the step.
 2. An instance that is read on the other side of the boundary is *saved*.
 3. An instance of a fusible operation is *virtual* when it is neither held nor saved,
-   every reader is absorbing, and it draws on few enough materialized sources
-   (`INLINE_READS_SINGLE`, `INLINE_READS_MANY`). It takes no bytes: each reader's
-   kernel computes it again from its sources.
+   every reader is absorbing, and it draws on few enough distinct materialized
+   instances (`INLINE_READS_SINGLE` with one reader, else `INLINE_READS_MANY`; inputs
+   do not count). It takes no bytes: each reader's kernel computes it again.
 4. The end of execution t is t when it writes anything materialized (or nothing), and
    the latest end of the readers of its virtual instances otherwise or beyond.
 5. A materialized instance lives from t to the latest end of its readers; without
    readers it lives during its own execution.
 6. A tangent lives from the boundary to the latest end of its readers.
-7. Memory during execution t is the sum of what is alive, plus its workspace. The
-   peak is the largest over all t.
+7. Memory during execution t is the sum of what is alive, plus its workspace. Between
+   forward and backward it is what crosses, tangents included, plus `between_bytes`.
+   The peak is the largest of all these.
 8. The cost is the sum of the executions' seconds, plus `save_seconds_per_byte` for
    every saved byte written by a fusible operation.
 
@@ -26,7 +27,8 @@ padding and fragmentation of an allocator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gcpass.solvers.problem import OpId, Origin, Plan, Problem, ValueId
@@ -72,125 +74,187 @@ class Profile:
 
 def simulate(problem: Problem, sequence: Sequence[OpId], boundary: int) -> Profile:
     """Return the memory profile of a valid sequence in O(executions * arity)."""
-    operations, values = problem.operations, problem.values
-    length = len(sequence)
-    writer_of: dict[int, tuple[int, int]] = {}  # value -> current (time, slot)
-    instance_value: list[int] = []
-    instance_time: list[int] = []
-    instance_readers: list[list[int]] = []
-    reads_of: list[list[int]] = []  # execution -> instances read
-    writes_of: list[list[int]] = []  # execution -> instances written
-    for value_id, value in enumerate(values):
-        if value.origin is Origin.TANGENT:
-            writer_of[value_id] = (boundary, len(instance_value))
-            instance_value.append(value_id)
-            instance_time.append(boundary)
-            instance_readers.append([])
-    tangents = len(instance_value)
-    for t, op_id in enumerate(sequence):
-        op = operations[op_id]
-        read = []
-        for value_id in op.reads:
-            if value_id in writer_of:
-                slot = writer_of[value_id][1]
-                instance_readers[slot].append(t)
-                read.append(slot)
-        reads_of.append(read)
-        written = []
-        for value_id in op.writes:
-            slot = len(instance_value)
-            writer_of[value_id] = (t, slot)
-            instance_value.append(value_id)
-            instance_time.append(t)
-            instance_readers.append([])
-            written.append(slot)
-        writes_of.append(written)
-
-    count = len(instance_value)
-    saved = [False] * count
-    virtual = [False] * count
-    sources = [1] * count  # materialized buffers that reading this instance reads
-    for t, op_id in enumerate(sequence):
-        op = operations[op_id]
-        drawn = 0
-        for slot in reads_of[t]:
-            drawn += sources[slot]
-        for slot in writes_of[t]:
-            readers = instance_readers[slot]
-            crosses = t < boundary and bool(readers) and readers[-1] >= boundary
-            saved[slot] = crosses
-            if not op.fusible or crosses or values[instance_value[slot]].held:
-                continue
-            limit = INLINE_READS_SINGLE if len(readers) == 1 else INLINE_READS_MANY
-            if readers and drawn <= limit:
-                virtual[slot] = all(operations[sequence[r]].absorbing for r in readers)
-                sources[slot] = drawn if virtual[slot] else 1
-
-    end_of = list(range(length))
-    for t in range(length - 1, -1, -1):
-        for slot in writes_of[t]:
-            if virtual[slot]:
-                latest = max(end_of[r] for r in instance_readers[slot])
-                end_of[t] = max(end_of[t], latest)
-
-    delta = [0] * (length + 1)
-    instances = []
-    saved_bytes = 0
-    traffic_bytes = 0
-    for slot in range(count):
-        value_id, start = instance_value[slot], instance_time[slot]
-        value = values[value_id]
-        end = start
-        for r in instance_readers[slot]:
-            end = max(end, end_of[r])
-        if value.held:
-            end = length - 1
-        if slot < tangents and not instance_readers[slot] and not value.held:
-            end = boundary
-        if saved[slot]:
-            saved_bytes += value.size_bytes
-            if operations[sequence[start]].fusible and not value.held:
-                traffic_bytes += value.size_bytes
-        if not virtual[slot] and start < length:
-            delta[start] += value.size_bytes
-            delta[min(end, length - 1) + 1] -= value.size_bytes
-        instances.append(
-            Instance(
-                value=ValueId(value_id),
-                start=start,
-                end=min(end, length - 1),
-                saved=saved[slot],
-                virtual=virtual[slot],
-            )
-        )
-
-    memory = []
-    alive = 0
-    cost = traffic_bytes * problem.save_seconds_per_byte
-    for t, op_id in enumerate(sequence):
-        alive += delta[t]
-        memory.append(alive + operations[op_id].workspace_bytes)
-        cost += operations[op_id].cost_seconds
-    peak = max(memory, default=0)
+    trace = _trace(problem, sequence, boundary)
+    memory = _memory(problem, trace, sequence)
+    peak = max((*memory, trace.between_bytes), default=0)
+    saved = trace.saved
     return Profile(
         memory_bytes=tuple(memory),
         peak_bytes=peak,
-        peak_step=memory.index(peak) if memory else 0,
-        saved_bytes=saved_bytes,
-        cost_seconds=cost,
-        instances=tuple(instances),
+        peak_step=memory.index(peak) if peak in memory else min(boundary, len(memory)),
+        saved_bytes=sum(
+            problem.values[trace.value[slot]].size_bytes
+            for slot in range(len(saved))
+            if saved[slot]
+        ),
+        cost_seconds=_cost(problem, trace, sequence),
+        instances=tuple(
+            Instance(
+                value=ValueId(trace.value[slot]),
+                start=trace.start[slot],
+                end=trace.end[slot],
+                saved=saved[slot],
+                virtual=trace.virtual[slot],
+            )
+            for slot in range(len(saved))
+        ),
     )
 
 
 def make_plan(
     problem: Problem, sequence: Sequence[OpId], boundary: int, origin: str
 ) -> Plan:
-    """Return the plan of a sequence, priced by `simulate`."""
-    profile = simulate(problem, sequence, boundary)
+    """Return the plan of a sequence, priced as `simulate` does."""
+    trace = _trace(problem, sequence, boundary)
+    memory = _memory(problem, trace, sequence)
     return Plan(
         sequence=tuple(sequence),
         boundary=boundary,
-        cost_seconds=profile.cost_seconds,
-        peak_bytes=profile.peak_bytes,
+        cost_seconds=_cost(problem, trace, sequence),
+        peak_bytes=max((*memory, trace.between_bytes), default=0),
         origin=origin,
     )
+
+
+@dataclass(slots=True)
+class _Trace:
+    """Instances as columns; slots number them, tangents first."""
+
+    value: list[int]
+    start: list[int]
+    end: list[int]
+    saved: list[bool]
+    virtual: list[bool]
+    between_bytes: int
+
+
+def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
+    operations, values = problem.operations, problem.values
+    length = len(sequence)
+    value: list[int] = []
+    start: list[int] = []
+    readers: list[list[int]] = []
+    current: dict[int, int] = {}  # value -> slot
+    for value_id, data in enumerate(values):
+        if data.origin is Origin.TANGENT:
+            current[value_id] = len(value)
+            value.append(value_id)
+            start.append(boundary)
+            readers.append([])
+    tangents = len(value)
+    reads: list[list[int]] = []
+    writes: list[range] = []
+    for t, op_id in enumerate(sequence):
+        op = operations[op_id]
+        slots = [current[v] for v in op.reads if v in current]
+        for slot in slots:
+            readers[slot].append(t)
+        reads.append(slots)
+        first = len(value)
+        for value_id in op.writes:
+            current[value_id] = len(value)
+            value.append(value_id)
+            start.append(t)
+            readers.append([])
+        writes.append(range(first, len(value)))
+    saved, virtual = _classify(problem, sequence, boundary, value, readers, reads, writes)
+
+    end_of = list(range(length))
+    for t in range(length - 1, -1, -1):
+        for slot in writes[t]:
+            if virtual[slot]:
+                end_of[t] = max(end_of[t], *[end_of[r] for r in readers[slot]])
+    end = []
+    between = problem.between_bytes
+    for slot, value_id in enumerate(value):
+        data = values[value_id]
+        if data.held:
+            last = length - 1
+        else:
+            last = start[slot] if start[slot] < length else length - 1
+            for r in readers[slot]:
+                if end_of[r] > last:
+                    last = end_of[r]
+        end.append(last)
+        crosses = slot < tangents or (start[slot] < boundary <= last)
+        if crosses and not virtual[slot]:
+            between += data.size_bytes
+        elif data.held and start[slot] < boundary and not virtual[slot]:
+            between += data.size_bytes  # an empty backward
+    return _Trace(value, start, end, saved, virtual, between)
+
+
+def _classify(
+    problem: Problem,
+    sequence: Sequence[OpId],
+    boundary: int,
+    value: Sequence[int],
+    readers: Sequence[Sequence[int]],
+    reads: Sequence[Sequence[int]],
+    writes: Sequence[range],
+) -> tuple[list[bool], list[bool]]:
+    """Return (saved, virtual) of each instance: definitions 2 and 3."""
+    operations, values = problem.operations, problem.values
+    saved = [False] * len(value)
+    virtual = [False] * len(value)
+    drawn: dict[int, frozenset[int]] = {}  # virtual instance -> materialized sources
+    for t, op_id in enumerate(sequence):
+        op = operations[op_id]
+        for slot in writes[t]:
+            at = readers[slot]
+            if t < boundary and at and at[-1] >= boundary:
+                saved[slot] = True
+            elif op.fusible and at and not values[value[slot]].held:
+                if all(operations[sequence[r]].absorbing for r in at):
+                    sources = _sources(reads[t], drawn)
+                    many = len(at) > 1
+                    if len(sources) <= (
+                        INLINE_READS_MANY if many else INLINE_READS_SINGLE
+                    ):
+                        virtual[slot] = True
+                        drawn[slot] = sources
+    return saved, virtual
+
+
+def _sources(
+    slots: Sequence[int], drawn: Mapping[int, frozenset[int]]
+) -> frozenset[int]:
+    result: set[int] = set()
+    for slot in slots:
+        inner = drawn.get(slot)
+        if inner is None:
+            result.add(slot)
+        else:
+            result |= inner
+    return frozenset(result)
+
+
+def _memory(
+    problem: Problem, trace: _Trace, sequence: Sequence[OpId]
+) -> list[int]:
+    """Return the bytes alive during each execution."""
+    length = len(sequence)
+    delta = [0] * (length + 1)
+    for slot, value_id in enumerate(trace.value):
+        if not trace.virtual[slot] and trace.start[slot] < length:
+            size = problem.values[value_id].size_bytes
+            delta[trace.start[slot]] += size
+            delta[trace.end[slot] + 1] -= size
+    memory = []
+    alive = 0
+    for t, op_id in enumerate(sequence):
+        alive += delta[t]
+        memory.append(alive + problem.operations[op_id].workspace_bytes)
+    return memory
+
+
+def _cost(problem: Problem, trace: _Trace, sequence: Sequence[OpId]) -> float:
+    cost = math.fsum(problem.operations[o].cost_seconds for o in sequence)
+    if not problem.save_seconds_per_byte:
+        return cost
+    traffic = 0
+    for slot, value_id in enumerate(trace.value):
+        if trace.saved[slot] and not problem.values[value_id].held:
+            if problem.operations[sequence[trace.start[slot]]].fusible:
+                traffic += problem.values[value_id].size_bytes
+    return cost + traffic * problem.save_seconds_per_byte

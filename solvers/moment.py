@@ -1,7 +1,7 @@
 """What every plan has in common at one moment of the step.
 
-A moment is the first execution of a pivot operation x, or the first execution after
-the boundary (pivot None). For every valid plan, in any order and with any number of
+A moment is the first execution of a pivot operation x, or the boundary between forward
+and backward (pivot None). For every valid plan, in any order and with any number of
 recomputations, this module derives from the problem alone:
 
 - **before**: operations that surely ran before the moment: the ancestors of x, and
@@ -35,7 +35,7 @@ class Moment:
     Attributes:
         pivot: the operation, None for the boundary.
         fixed: values surely alive.
-        fixed_bytes: their bytes and the pivot's workspace.
+        fixed_bytes: their bytes and the pivot's workspace, or `between_bytes`.
         free: inputs and fixed values: they can be read later at no price.
         required: values read at or after the moment that are not free.
         writers: writer of each value, None for inputs and tangents.
@@ -70,7 +70,7 @@ def needed_operations(problem: Problem) -> frozenset[OpId]:
 
 
 def at_boundary(problem: Problem) -> Moment:
-    """Return the moment of the first execution after the boundary, in O(edges)."""
+    """Return the moment between forward and backward, in O(edges)."""
     operations, values = problem.operations, problem.values
     later = [
         OpId(op_id) for op_id, op in enumerate(operations) if op.phase is Phase.BACKWARD
@@ -80,7 +80,7 @@ def at_boundary(problem: Problem) -> Moment:
     for value_id, value in enumerate(values):
         writer = writers[value_id]
         forward = writer is not None and operations[writer].phase is Phase.FORWARD
-        if (value.origin is Origin.TANGENT and later) or (forward and value.held):
+        if value.origin is Origin.TANGENT or (forward and value.held):
             fixed.add(ValueId(value_id))
     costs = [
         _again(problem, OpId(i)) if op.phase is Phase.FORWARD else 0.0
@@ -127,11 +127,13 @@ def _moment(
     tolls: Sequence[float],
 ) -> Moment:
     values = problem.values
-    workspace = 0 if pivot is None else problem.operations[pivot].workspace_bytes
+    workspace = problem.between_bytes
+    if pivot is not None:
+        workspace = problem.operations[pivot].workspace_bytes
     free = fixed | {
         ValueId(v) for v, value in enumerate(values) if value.origin is Origin.INPUT
     }
-    if pivot is None or problem.operations[pivot].phase is not Phase.BACKWARD:
+    if pivot is not None and problem.operations[pivot].phase is not Phase.BACKWARD:
         free |= set(_tangents(problem))
     return Moment(
         pivot=pivot,

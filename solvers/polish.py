@@ -11,8 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gcpass.solvers.liveness import make_plan, simulate
+from gcpass.solvers.liveness import make_plan
 from gcpass.solvers.problem import OpId, Plan, Problem
+
+
+WORTH = 1e-5  # of the plan's time: repeats that cost less are not tried one by one
 
 
 def drop_redundant(
@@ -28,36 +31,40 @@ def drop_redundant(
             so only the point of stopping depends on it.
     """
     best = plan
-    for group in _repeat_groups(problem, plan.sequence):
+    least = WORTH * plan.cost_seconds
+    for op_id in _repeated(problem, plan.sequence):
         if time.monotonic() > deadline:
             break
-        best = _without(problem, best, group, budget_bytes)
+        one_by_one = problem.operations[op_id].cost_seconds >= least
+        best = _without(problem, best, op_id, budget_bytes, one_by_one=one_by_one)
     return best
 
 
-def _repeat_groups(
-    problem: Problem, sequence: Sequence[OpId]
-) -> list[tuple[OpId, int]]:
-    """Return (operation, repeats) of repeated operations, dearest first."""
+def _repeated(problem: Problem, sequence: Sequence[OpId]) -> list[OpId]:
+    """Return repeated operations, dearest first."""
     counts: dict[OpId, int] = {}
     for op_id in sequence:
         counts[op_id] = counts.get(op_id, 0) + 1
-    repeated = [(o, n - 1) for o, n in counts.items() if n > 1]
     return sorted(
-        repeated, key=lambda item: (-problem.operations[item[0]].cost_seconds, item[0])
+        (o for o, n in counts.items() if n > 1),
+        key=lambda o: (-problem.operations[o].cost_seconds, o),
     )
 
 
 def _without(
-    problem: Problem, plan: Plan, group: tuple[OpId, int], budget_bytes: int
+    problem: Problem,
+    plan: Plan,
+    op_id: OpId,
+    budget_bytes: int,
+    *,
+    one_by_one: bool,
 ) -> Plan:
     """Return the plan without as many repeats of one operation as fit."""
-    op_id, _ = group
     places = [t for t, o in enumerate(plan.sequence) if o == op_id][1:]
     together = _try(problem, plan, frozenset(places), budget_bytes)
     if together is not None:
         return together
-    if len(places) == 1:
+    if len(places) == 1 or not one_by_one:
         return plan
     best = plan
     for back in range(len(places), 0, -1):  # later ones first: places stay valid
@@ -74,12 +81,9 @@ def _try(
     boundary = plan.boundary - sum(1 for t in places if t < plan.boundary)
     if not _may_cross(problem, sequence, boundary):
         return None
-    profile = simulate(problem, sequence, boundary)
-    if profile.peak_bytes > max(budget_bytes, 0):
-        return None
-    if profile.cost_seconds > plan.cost_seconds:
-        return None
-    return make_plan(problem, sequence, boundary, plan.origin)
+    shorter = make_plan(problem, sequence, boundary, plan.origin)
+    fits = shorter.peak_bytes <= budget_bytes
+    return shorter if fits and shorter.cost_seconds <= plan.cost_seconds else None
 
 
 def _may_cross(problem: Problem, sequence: Sequence[OpId], boundary: int) -> bool:

@@ -103,11 +103,14 @@ class Problem:
         save_seconds_per_byte: time to write a byte in the forward and read it in
             the backward, paid for a saved value that would not be materialized
             otherwise (a value of a fusible operation); 0 where nothing fuses.
+        between_bytes: bytes that the caller needs between forward and backward, for
+            instance to compute the loss, besides what is held and the tangents.
     """
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     save_seconds_per_byte: float = 0.0
+    between_bytes: int = 0
 
     def __post_init__(self) -> None:
         _validate(self)

@@ -102,26 +102,26 @@ def _static_virtual(
 ) -> frozenset[int]:
     """Return fusible operations of a phase that need no memory in the given order."""
     ops, readers = problem.operations, problem.readers()
-    sources: dict[int, int] = {}
+    origins = [v.origin for v in problem.values]
+    drawn: dict[int, frozenset[int]] = {}  # virtual value -> materialized sources
     virtual = set()
     for op_id, op in enumerate(ops):
-        drawn = sum(sources.get(v, 1) for v in op.reads)
         if op.phase is not phase or not op.fusible or not op.recomputable:
             continue
-        inside = [
-            r for v in op.writes for r in readers[v] if ops[r].phase is phase
-        ]
+        inside = [r for v in op.writes for r in readers[v] if ops[r].phase is phase]
         if phase is Phase.BACKWARD and not inside:
             continue
-        limit = INLINE_READS_SINGLE if len(inside) == 1 else INLINE_READS_MANY
-        if (
-            drawn <= limit
-            and all(ops[r].absorbing for r in inside)
-            and not any(problem.values[v].held or v in stored for v in op.writes)
-        ):
+        if not all(ops[r].absorbing for r in inside):
+            continue
+        if any(problem.values[v].held or v in stored for v in op.writes):
+            continue
+        sources: set[int] = set()
+        for value in op.reads:
+            if origins[value] is not Origin.INPUT:
+                sources |= drawn.get(value, frozenset((value,)))
+        if len(sources) <= (INLINE_READS_SINGLE if len(inside) == 1 else INLINE_READS_MANY):
             virtual.add(op_id)
-            for value in op.writes:
-                sources[value] = drawn
+            drawn.update((v, frozenset(sources)) for v in op.writes)
     return frozenset(virtual)
 
 
@@ -247,10 +247,11 @@ class _Run:
     def backward(self) -> None:
         """Run the backward, recomputing what it needs just in time."""
         for value, data in enumerate(self.problem.values):
-            if data.origin is Origin.TANGENT and (
-                data.held or self.index.needs[value]
-            ):
+            if data.origin is Origin.TANGENT:
                 self._add(value)
+        over = self.alive_bytes + self.problem.between_bytes - self.cap
+        if over > 0:
+            self._evict(over)
         for op_id in self.index.primary:
             if op_id not in self.ran:
                 self._run_primary(op_id)

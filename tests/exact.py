@@ -70,7 +70,7 @@ def _steps(
         i for i, op in enumerate(problem.operations) if op.phase is Phase.FORWARD
     }
     if not state.backward and all(state.executed >> i & 1 for i in forward):
-        sides.append(_cross(problem, state))
+        sides += _cross(problem, state, budget_bytes)
     for side in sides:
         arriving = side.backward and not state.backward
         for op_id, op in enumerate(problem.operations):
@@ -79,13 +79,25 @@ def _steps(
                     yield op.cost_seconds, after
 
 
-def _cross(problem: Problem, state: State) -> State:
-    live = 0
-    for v, value in enumerate(problem.values):
-        kept = state.live >> v & 1 and (value.savable or value.held)
-        if kept or value.origin is Origin.TANGENT:
-            live |= 1 << v
-    return State(executed=state.executed, live=live, copies=state.copies, backward=True)
+def _cross(problem: Problem, state: State, budget_bytes: int) -> Iterator[State]:
+    values, tangents = problem.values, 0
+    need = problem.between_bytes
+    kept = []
+    for v, value in enumerate(values):
+        if state.live >> v & 1 and (value.savable or value.held):
+            kept.append(v)
+        if value.origin is Origin.TANGENT:
+            tangents |= 1 << v
+            need += value.size_bytes
+    need += sum(values[v].size_bytes for v in kept)
+    droppable = [v for v in kept if not values[v].held]
+    for dropped in _minimal_sets(problem, droppable, need - budget_bytes):
+        yield State(
+            executed=state.executed,
+            live=tangents | sum(1 << v for v in kept if v not in dropped),
+            copies=state.copies,
+            backward=True,
+        )
 
 
 def _allowed(problem: Problem, state: State, op_id: int) -> bool:

@@ -54,12 +54,15 @@ class Builder:
             )
         )
 
-    def problem(self, save_seconds_per_byte: float = 0.0) -> Problem:
+    def problem(
+        self, save_seconds_per_byte: float = 0.0, between_bytes: int = 0
+    ) -> Problem:
         """Return what was added."""
         return Problem(
             operations=tuple(self.operations),
             values=tuple(self.values),
             save_seconds_per_byte=save_seconds_per_byte,
+            between_bytes=between_bytes,
         )
 
 
@@ -189,7 +192,8 @@ def random_problem(
     _random_part(
         b, rng, Phase.BACKWARD, count, [tangent, *early], rare, fused, largest_bytes
     )
-    return b.problem(rng.choice((0.0, 0.5)) if fused else 0.0)
+    between = rng.choice((0, 0, 3 * largest_bytes))
+    return b.problem(rng.choice((0.0, 0.5)) if fused else 0.0, between)
 
 
 def _random_part(

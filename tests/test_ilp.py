@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
+
 from gcpass.solvers.bound import given_order, lower_bound_seconds
 from gcpass.solvers.cut import boundary_cut
 from gcpass.solvers.errors import SolverError
 from gcpass.solvers.ilp import IlpResult, solve_saved_set
 from gcpass.solvers.liveness import simulate
 from gcpass.solvers.problem import Problem, Termination
-
 from tests.problems import chain, random_problem, transformer
 
 UNLIMITED = 1 << 50
