@@ -50,7 +50,7 @@ def solve_saved_set(
     budget_bytes: int,
     *,
     hint: CutResult | None = None,
-    deterministic_limit: float = 1.0,
+    deterministic_limit: float = 2.0,
     wall_limit_s: float = 10.0,
 ) -> IlpResult:
     """Return a saved set for the budget.
@@ -70,7 +70,8 @@ def solve_saved_set(
     choices = [frozenset(cut.recomputed) for cut in frontier(network, flows=HINT_FLOWS)]
     if hint is not None:
         choices.insert(0, frozenset(hint.recomputed))
-    _add_hint(model, _warm_start(model, choices))
+    start = _warm_start(model, choices)
+    _add_hint(model, start)
     solver = cp_model().CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = SEED
@@ -78,7 +79,7 @@ def solve_saved_set(
     solver.parameters.relative_gap_limit = RELATIVE_GAP
     solver.parameters.max_deterministic_time = deterministic_limit
     solver.parameters.max_time_in_seconds = wall_limit_s
-    return _result(model, solver, solver.solve(model.program))
+    return _result(model, solver, solver.solve(model.program), start)
 
 
 def _warm_start(model: Model, choices: Sequence[Choice]) -> Choice | None:
@@ -166,23 +167,36 @@ def _fits(model: Model, choice: Choice) -> bool:
     )
 
 
-def _result(model: Model, solver: Any, status: Any) -> IlpResult:
+def _result(model: Model, solver: Any, status: Any, start: Choice | None) -> IlpResult:
     name = solver.status_name(status)
-    if name not in ("OPTIMAL", "FEASIBLE"):
-        if name == "MODEL_INVALID":
-            raise SolverError(f"CP-SAT refused the program: {model.program.validate()}")
-        return IlpResult(
-            status=Termination.INFEASIBLE, saved=(), recomputed=(), cost_seconds=0.0
+    if name == "MODEL_INVALID":
+        raise SolverError(f"CP-SAT refused the program: {model.program.validate()}")
+    if name in ("OPTIMAL", "FEASIBLE"):
+        saved = [v for v, variable in model.saved.items() if solver.value(variable)]
+        again = [op for op, variable in model.again.items() if solver.value(variable)]
+        proven = name == "OPTIMAL"
+        return _priced(
+            model, saved, again, Termination.OPTIMAL if proven else Termination.LIMIT
         )
-    network = model.network
-    saved = [v for v in network.values if solver.value(model.saved[v])]
-    again = [op for op in network.operations if solver.value(model.again[op])]
-    costs, tolls = network.moment.costs, network.moment.tolls
+    if start is not None:  # stopped before it had looked at its warm start
+        kept = sorted(_saved_by(model, start))
+        return _priced(model, kept, sorted(start), Termination.LIMIT)
     return IlpResult(
-        status=Termination.OPTIMAL if name == "OPTIMAL" else Termination.LIMIT,
+        status=Termination.INFEASIBLE, saved=(), recomputed=(), cost_seconds=0.0
+    )
+
+
+def _priced(
+    model: Model,
+    saved: Sequence[ValueId],
+    recomputed: Sequence[OpId],
+    status: Termination,
+) -> IlpResult:
+    tolls = [model.network.moment.tolls[value] for value in saved]
+    costs = [model.network.moment.costs[op] for op in recomputed]
+    return IlpResult(
+        status=status,
         saved=tuple(saved),
-        recomputed=tuple(again),
-        cost_seconds=math.fsum(
-            [*(tolls[v] for v in saved), *(costs[o] for o in again)]
-        ),
+        recomputed=tuple(recomputed),
+        cost_seconds=math.fsum(tolls + costs),
     )

@@ -140,6 +140,39 @@ def test_what_cannot_be_recomputed_raises_the_floor() -> None:
     assert not lower_bound_seconds(problem, 112).infeasible_proven
 
 
+@pytest.mark.parametrize("savable", [True, False])
+def test_a_value_rebuilt_early_in_the_backward(savable: bool) -> None:
+    """Two values of 5 bytes, 5 seconds each to save, are rebuilt together in 1 second.
+
+    Their source of 100 bytes cannot be drawn again and does not fit next to the 100
+    bytes of workspace that follow, so they are rebuilt before and kept: 112 bytes with
+    tangent, gradient and source, 112 with two gradients and workspace. One second more
+    than the 5 of one execution each; charging it for both values would be wrong, and
+    so would be charging what saving them takes.
+    """
+    b = Builder()
+    draw, one, two, g1, g2 = (
+        b.value(100),
+        b.value(5, savable=savable),
+        b.value(5, savable=savable),
+        b.value(1),
+        b.value(1),
+    )
+    back = Phase.BACKWARD
+    b.run([b.value(1, Origin.INPUT)], [draw], 1.0, recomputable=False)
+    b.run([draw], [one, two], 1.0, fusible=True)
+    b.run([draw, b.value(1, Origin.TANGENT)], [g1], 1.0, back)
+    b.run([g1], [g2], 1.0, back, workspace_bytes=100)
+    b.run([g2, one, two], [b.value(1, held=True)], 1.0, back)
+    problem = b.problem(1.0)
+    plan = simulate(problem, [OpId(i) for i in (0, 1, 1, 2, 3, 4)], 2)
+    assert (plan.peak_bytes, plan.cost_seconds) == (112, 6.0)
+    proven = _bound(problem, 112)
+    assert proven.seconds == pytest.approx(6.0, abs=EPSILON)
+    assert not proven.infeasible_proven
+    assert lower_bound_seconds(problem, 111).infeasible_proven
+
+
 def test_what_may_neither_be_saved_nor_recomputed_has_no_plan() -> None:
     b = Builder()
     draw = b.value(1, savable=False)
