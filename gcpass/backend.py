@@ -22,18 +22,20 @@ import torch
 from torch import fx
 
 from gcpass import step, store
-from gcpass.budget import Auto
+from gcpass.budget import Auto, Unlimited
 from gcpass.cost import cost_registry_fingerprint
 from gcpass.decisions import RegionPlan
 from gcpass.eager import run_operations
 from gcpass.errors import GcpassError
+from gcpass.fusion import compile_in_plan_order
 from gcpass.options import Options, parse_options
-from gcpass.partition import Request, current_request, partition
+from gcpass.partition import FREE_AT_ONCE, Request, current_request, partition
 from gcpass.step import Held
 from gcpass.toolchain import require_cpp_compiler
 from gcpass.torch_private import (
     CustomPartitionerFn,
     compile_fx,
+    compile_fx_inner,
     functorch_config,
     inductor_config,
     list_mode_options,
@@ -118,20 +120,27 @@ class enable:  # lower case: it is used like a function
     """
 
     def __init__(self, **options: object) -> None:
-        self._before = inductor_config.custom_partitioner_fn
+        self._before = {
+            name: getattr(inductor_config, name)
+            for name in ("custom_partitioner_fn", *FREE_AT_ONCE)
+        }
         parsed = _parse(options)
         if parsed.codegen != "inductor" or parsed.inductor or parsed.mode != "default":
             raise GcpassError(
                 "gcpass.enable plans for Inductor as it is configured: codegen, mode "
                 "and Inductor's own options are set there"
             )
+        if not isinstance(parsed.budget, Unlimited):
+            for name, value in FREE_AT_ONCE.items():
+                setattr(inductor_config, name, value)
         inductor_config.custom_partitioner_fn = Partitioner(_resolve(parsed), Held())
 
     def __enter__(self) -> enable:
         return self
 
     def __exit__(self, *_: object) -> None:
-        inductor_config.custom_partitioner_fn = self._before
+        for name, value in self._before.items():
+            setattr(inductor_config, name, value)
 
 
 def plans() -> tuple[RegionPlan, ...]:
@@ -189,6 +198,8 @@ def _compile(
     probe()
     options = _resolve(options)
     patches: dict[str, Any] = dict(list_mode_options(options.mode))
+    if not isinstance(options.budget, Unlimited):
+        patches |= FREE_AT_ONCE
     patches.update(options.inductor)
     if options.codegen == "inductor":
         require_cpp_compiler(inductor_config.cpp.cxx)
@@ -199,7 +210,7 @@ def _compile(
     patches["custom_partitioner_fn"] = part
     key = store.region_key(part.uuid(), gm.print_readable(False), example_inputs)
     before = len(store.plans())
-    token = current_request.set(Request(key=key, earlier=earlier))
+    token = current_request.set(Request(key=key))
     try:
         compiled = _run_compiler(gm, example_inputs, options, patches)
     finally:
@@ -220,7 +231,12 @@ def _run_compiler(
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
     if options.codegen == "inductor":
-        return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+        planned = "custom_partitioner_fn" in patches
+        free = isinstance(options.budget, Unlimited) or not planned
+        inner = compile_fx_inner if free else compile_in_plan_order
+        return compile_fx(  # type: ignore[no-any-return]
+            gm, example_inputs, inner_compile=inner, config_patches=patches
+        )
     patches |= {"fx_graph_cache": False, "fallback_random": True}
     with functorch_config.patch(enable_autograd_cache=False):
         return compile_fx(  # type: ignore[no-any-return]

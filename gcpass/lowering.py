@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import BoxedBool
@@ -60,6 +59,7 @@ def read_program(
     is_backward: bool,
     static_inputs: int,
     user_visible_outputs: Sequence[int],
+    inner_compile: Callable[..., Any],
 ) -> Program:
     """Return the program that Inductor generates for a graph, without building it.
 
@@ -69,6 +69,7 @@ def read_program(
         is_backward: whether it is the backward.
         static_inputs: how many leading inputs live at a fixed address.
         user_visible_outputs: outputs whose strides must be kept.
+        inner_compile: what will compile the graph for real.
     """
     _install()
     work = copy.deepcopy(module)
@@ -77,7 +78,7 @@ def read_program(
     token = _reading.set(True)
     try:
         with inductor_config.patch(force_disable_caches=True), torch.no_grad():
-            compile_fx_inner(
+            inner_compile(
                 work,
                 inputs,
                 static_input_idxs=list(range(static_inputs)),

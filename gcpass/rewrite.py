@@ -45,10 +45,20 @@ def rewrite(
     capture: Capture,
     plan: Plan,
     *,
+    keep_apart: bool,
     static_lifetime_input_nodes: Any,
 ) -> Split:
-    """Return the forward and backward modules of a plan that `check` accepted."""
-    emitter = _Emitter(capture=capture)
+    """Return the forward and backward modules of a plan that `check` accepted.
+
+    Args:
+        joint_module: owns the submodules that the graph refers to.
+        capture: the capture that the plan is for.
+        plan: the plan.
+        keep_apart: keep Inductor from merging a product into a sum that comes much
+            later, which would keep the product's operands alive until then.
+        static_lifetime_input_nodes: inputs that live as long as the module.
+    """
+    emitter = _Emitter(capture=capture, keep_apart=keep_apart)
     emitter.emit(plan)
     module = fx.GraphModule(joint_module, emitter.graph)
     saved, syms, opaque = emitter.crossing()
@@ -72,7 +82,10 @@ class _Emitter:
     """Builds the new joint graph; `current` holds the latest copy of each value."""
 
     capture: Capture
+    keep_apart: bool
     graph: fx.Graph = field(default_factory=fx.Graph)
+    kernels: int = 0  # operations emitted so far that are no part of another's kernel
+    emitted_at: dict[fx.Node, int] = field(default_factory=dict)  # copy -> kernels
     current: dict[int, fx.Node] = field(default_factory=dict)
     fixed: dict[fx.Node, fx.Node] = field(default_factory=dict)  # inputs, sizes
     views: dict[tuple[fx.Node, fx.Node], fx.Node] = field(default_factory=dict)
@@ -135,7 +148,10 @@ class _Emitter:
     def _execute(self, op_id: OpId) -> None:
         """Emit one execution: the operation and the items of its tuple."""
         node = self.capture.op_nodes[op_id]
-        copy = self._copy(node)
+        if not self.capture.problem.operations[op_id].fusible:
+            self.kernels += 1
+        copy = self._late_sum(node) or self._copy(node)
+        self.emitted_at[copy] = self.kernels
         self.fixed[node] = copy
         for value in self.capture.problem.operations[op_id].writes:
             owner = self.capture.value_nodes[value]
@@ -143,6 +159,31 @@ class _Emitter:
                 self.current[value] = copy
             elif owner is not None:
                 self.current[value] = self._copy(owner)
+
+    def _late_sum(self, node: fx.Node) -> fx.Node | None:
+        """Emit x + mm as x - (-mm), the same bits, when the product is long done.
+
+        Inductor turns the sum of a product and another value into one call at the
+        place of the sum (addmm): the product's operands would live until then.
+        """
+        if not (self.keep_apart and self.in_backward) or node.kwargs:
+            return None
+        if node.target is not torch.ops.aten.add.Tensor:
+            return None
+        for product, other in (node.args, node.args[::-1]):
+            if not isinstance(product, fx.Node) or not isinstance(other, fx.Node):
+                return None
+            if product.target is not torch.ops.aten.mm.default:
+                continue
+            copy = self._lookup(product)
+            if self.emitted_at.get(copy, self.kernels) < self.kernels:
+                neg = self.graph.call_function(torch.ops.aten.neg.default, (copy,))
+                neg.meta = {k: v for k, v in product.meta.items() if k != "recompute"}
+                arguments = (self._lookup(other), neg)
+                result = self.graph.call_function(torch.ops.aten.sub.Tensor, arguments)
+                result.meta = dict(node.meta)
+                return result
+        return None
 
     def _copy(self, node: fx.Node) -> fx.Node:
         copy = self.graph.node_copy(node, self._lookup)

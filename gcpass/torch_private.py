@@ -19,7 +19,7 @@ from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
 from torch._guards import CompileContext, TracingContext
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils.checkpoint import CheckpointPolicy
@@ -32,6 +32,7 @@ __all__ = [
     "CustomPartitionerFn",
     "cleanup_recompute_tags",
     "compile_fx",
+    "compile_fx_inner",
     "compile_id",
     "default_partition",
     "extract_forward_and_backward",

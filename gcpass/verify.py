@@ -21,6 +21,7 @@ def schedule(
     num_outputs: int,
     outside_bytes: int,
     codegen: str,
+    inner_compile: Callable[..., Any],
 ) -> Scheduled:
     """Return the peaks of the programs that will run for a split.
 
@@ -30,6 +31,7 @@ def schedule(
         num_outputs: how many results of the forward are the region's outputs.
         outside_bytes: what the caller needs between forward and backward.
         codegen: "inductor" or "eager".
+        inner_compile: what will compile the graphs, for Inductor.
 
     Raises:
         UnreadableProgramError: the programs cannot be followed without data.
@@ -50,7 +52,12 @@ def schedule(
                 found.append(like(node.meta.get("val")))
         return found
 
-    forward, backward = _callables(split, primals, sources, num_outputs, codegen)
+    if codegen == "eager":
+        forward, backward = boxed(split.forward), boxed(split.backward)
+    else:
+        forward, backward = _programs(
+            split, primals, sources, num_outputs, inner_compile
+        )
     return replay(
         forward,
         backward,
@@ -64,21 +71,20 @@ def schedule(
 Callee = Callable[[list[Any]], Any]
 
 
-def _callables(
+def _programs(
     split: Split,
     primals: Sequence[Any],
     sources: Sequence[tuple[str, int]],
     num_outputs: int,
-    codegen: str,
+    inner_compile: Callable[..., Any],
 ) -> tuple[Callee, Callee]:
-    if codegen == "eager":
-        return boxed(split.forward), boxed(split.backward)
     forward = read_program(
         split.forward,
         primals,
         is_backward=False,
         static_inputs=0,
         user_visible_outputs=range(num_outputs),
+        inner_compile=inner_compile,
     )
     inputs = []
     for node, (kind, position) in zip(
@@ -94,6 +100,7 @@ def _callables(
         is_backward=True,
         static_inputs=static,
         user_visible_outputs=(),
+        inner_compile=inner_compile,
     )
     return callable_of(forward), callable_of(backward)
 

@@ -34,7 +34,7 @@ log = logging.getLogger("gcpass.solvers")
 GRID_RATIO = 0.97  # of one cap to the next: plans lie at most 3 % apart
 SAVED_SETS = 6  # of the frontier, tried at every cap
 CAPS_BELOW = 4  # caps to look further down after the first that fits
-FLOOR_TRIES = 12  # bisection steps in the search for the least peak
+FLOOR_PRECISION = 0.01  # of the cap, when searching the least peak
 METHODS = ("auto", "min_cut", "greedy")
 
 
@@ -134,34 +134,34 @@ class Planner:
                 if best is None or _better(plan, best):
                     best = plan
             level += 1
-        if best is None or self.floor.peak_bytes <= budget_bytes:
-            if self.floor.peak_bytes <= budget_bytes and (
-                best is None or _better(self.floor, best)
-            ):
-                best = self.floor
-        if best is None:
-            return None
-        polished = self._merge(best, budget_bytes)
-        return polished
+        floor = self.floor
+        if floor.peak_bytes <= budget_bytes and (best is None or _better(floor, best)):
+            best = floor
+        return None if best is None else self._merge(best, budget_bytes)
 
     def _search_floor(self) -> Plan:
-        """Return the plan of the least peak found by bisection on the cap."""
-        best = self.fastest
-        for choice in range(len(self.saved_sets)):
-            low, high = 0.0, float(best.peak_bytes)
-            for _ in range(FLOOR_TRIES):
+        """Return a plan of the least peak found by bisection on the cap.
+
+        Two saved sets suffice to find how low eviction gets; every set is then tried
+        at the caps around the least peak, for the cheapest plan that reaches it.
+        """
+        count = len(self.saved_sets)
+        least = self.fastest
+        for choice in sorted({0, count // 2}):
+            low, high = 0.0, float(least.peak_bytes)
+            while high - low > FLOOR_PRECISION * high:
                 middle = (low + high) / 2
                 plan = self._build(choice, middle)
-                if (plan.peak_bytes, plan.cost_seconds) < (
-                    best.peak_bytes,
-                    best.cost_seconds,
-                ):
-                    best = plan
-                if plan.peak_bytes <= middle * 1.02:
+                least = min(least, plan, key=_lowest)
+                if plan.peak_bytes <= middle * (1 + FLOOR_PRECISION):
                     high = middle
                 else:
                     low = middle
-        return self._merge(best, best.peak_bytes)
+        for choice in range(count):
+            for factor in (1.0, GRID_RATIO):
+                plan = self._build(choice, least.peak_bytes * factor)
+                least = min(least, plan, key=_lowest)
+        return self._merge(least, least.peak_bytes)
 
     def _merge(self, plan: Plan, budget_bytes: int) -> Plan:
         return drop_redundant(
@@ -215,6 +215,10 @@ class Planner:
     def _least_cap(self) -> float:
         """Return the cap under which nothing is gained any more."""
         return self.floor.peak_bytes * GRID_RATIO**8
+
+
+def _lowest(plan: Plan) -> tuple[int, float]:
+    return plan.peak_bytes, plan.cost_seconds
 
 
 def _better(plan: Plan, other: Plan) -> bool:
