@@ -15,6 +15,7 @@ from gcpass.solvers.liveness import make_plan
 from gcpass.solvers.problem import OpId, Plan, Problem
 
 
+MAX_TRIES = 500  # sequences simulated per plan; work, not time, so that it repeats
 WORTH = 1e-5  # of the plan's time: repeats that cost less are not tried one by one
 
 
@@ -32,11 +33,15 @@ def drop_redundant(
     """
     best = plan
     least = WORTH * plan.cost_seconds
+    left = MAX_TRIES
     for op_id in _repeated(problem, plan.sequence):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or left <= 0:
             break
         one_by_one = problem.operations[op_id].cost_seconds >= least
-        best = _without(problem, best, op_id, budget_bytes, one_by_one=one_by_one)
+        best, tries = _without(
+            problem, best, op_id, budget_bytes, one_by_one=one_by_one
+        )
+        left -= tries
     return best
 
 
@@ -58,19 +63,19 @@ def _without(
     budget_bytes: int,
     *,
     one_by_one: bool,
-) -> Plan:
-    """Return the plan without as many repeats of one operation as fit."""
+) -> tuple[Plan, int]:
+    """Return the plan without as many repeats of an operation as fit, and the tries."""
     places = [t for t, o in enumerate(plan.sequence) if o == op_id][1:]
     together = _try(problem, plan, frozenset(places), budget_bytes)
     if together is not None:
-        return together
+        return together, 1
     if len(places) == 1 or not one_by_one:
-        return plan
+        return plan, 1
     best = plan
     for back in range(len(places), 0, -1):  # later ones first: places stay valid
         shorter = _try(problem, best, frozenset((places[back - 1],)), budget_bytes)
         best = best if shorter is None else shorter
-    return best
+    return best, 1 + len(places)
 
 
 def _try(

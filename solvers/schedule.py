@@ -25,9 +25,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gcpass.solvers.liveness import INLINE_READS_MANY, INLINE_READS_SINGLE
-from gcpass.solvers.problem import OpId, Origin, Phase, Problem
+from gcpass.solvers.problem import OpId, Origin, Phase, Problem, ValueId
 
-_NEVER = math.inf
+_NEVER = 1 << 60  # a position after every other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class Index:
         forward: FORWARD operations in order.
         primary: operations that the backward runs in the given order: BACKWARD ones
             that materialize something and EITHER ones that must run.
-        late: tangent-independent operations in order.
+        late: tangent-independent operations in order, as (id, reads, writes, seconds,
+            recomputable, may run in the backward for the first time).
         chain: primary operation -> BACKWARD operations computed inside its kernel.
         reads: primary operation -> values read by it and its chain.
         needs: value -> positions of the primary operations that read it, ascending;
@@ -52,7 +53,9 @@ class Index:
     size: tuple[int, ...]
     forward: tuple[int, ...]
     primary: tuple[int, ...]
-    late: tuple[int, ...]
+    late: tuple[
+        tuple[int, tuple[ValueId, ...], tuple[ValueId, ...], float, bool, bool], ...
+    ]
     chain: dict[int, tuple[int, ...]]
     reads: dict[int, tuple[int, ...]]
     needs: tuple[tuple[int, ...], ...]
@@ -86,7 +89,18 @@ def index_problem(problem: Problem) -> Index:
         size=tuple(v.size_bytes if v.origin is not Origin.INPUT else 0 for v in values),
         forward=tuple(forward),
         primary=tuple(primary),
-        late=tuple(i for i, op in enumerate(ops) if op.phase is not Phase.BACKWARD),
+        late=tuple(
+            (
+                i,
+                op.reads,
+                op.writes,
+                op.cost_seconds,
+                op.recomputable,
+                op.phase is Phase.EITHER,
+            )
+            for i, op in enumerate(ops)
+            if op.phase is not Phase.BACKWARD
+        ),
         chain=chain,
         reads=reads,
         needs=tuple(tuple(n) for n in needs),
@@ -179,6 +193,10 @@ class _Run:
     uses: dict[int, int] = field(default_factory=dict)  # reads left in this chain
     last_use: dict[int, int] = field(default_factory=dict)  # place in the forward
     place: int = 0
+    next_need: list[int] = field(default_factory=list)  # value -> primary position
+
+    def __post_init__(self) -> None:
+        self.next_need = [n[0] if n else _NEVER for n in self.index.needs]
 
     # --- forward ------------------------------------------------------------------
 
@@ -256,6 +274,10 @@ class _Run:
             if op_id not in self.ran:
                 self._run_primary(op_id)
             self.position += 1
+            for value in self.index.reads[op_id]:
+                needs = self.index.needs[value]
+                at = bisect_left(needs, self.position)
+                self.next_need[value] = needs[at] if at < len(needs) else _NEVER
 
     def _run_primary(self, op_id: int) -> None:
         index = self.index
@@ -368,60 +390,66 @@ class _Run:
 
     def _evict(self, excess: float) -> None:
         """Drop alive values worth ``excess`` bytes, the cheapest to rebuild first."""
-        need = self._next_needs()
+        need, rebuild = self._next_needs(), self._rebuild_seconds()
         ranked = []
-        rebuild: list[float] | None = None
         for value in list(self.alive):
-            size, producer = self.index.size[value], self.index.writer[value]
-            if not size or producer < 0 or value in self.uses:
+            if not self._evictable(value):
                 continue
-            if self.last_use.get(value, -1) >= self.place:
-                continue
-            if self.problem.values[value].held:
-                continue
-            if self.problem.operations[producer].phase is Phase.BACKWARD:
-                continue
+            size = self.index.size[value]
             if need[value] == _NEVER:
                 self._remove(value)
                 excess -= size
-                continue
-            rebuild = self._rebuild_seconds() if rebuild is None else rebuild
-            if rebuild[value] != _NEVER:
+            elif rebuild[value] != math.inf:
                 distance = need[value] - self.position + 1
                 ranked.append((rebuild[value] / (size * distance), value))
-        for _, value in sorted(ranked):
+        ranked.sort()
+        for _, value in ranked:
             if excess <= 0:
                 return
             self._remove(value)
             excess -= self.index.size[value]
 
-    def _next_needs(self) -> list[float]:
+    def _evictable(self, value: int) -> bool:
+        """Whether dropping an alive value frees bytes and is allowed now."""
+        producer = self.index.writer[value]
+        return (
+            self.index.size[value] > 0
+            and producer >= 0
+            and value not in self.uses
+            and self.last_use.get(value, -1) < self.place
+            and not self.problem.values[value].held
+            and self.problem.operations[producer].phase is not Phase.BACKWARD
+        )
+
+    def _next_needs(self) -> list[int]:
         """Return, per value, the position of the next need of it or of its heirs."""
-        ops, alive = self.problem.operations, self.alive
-        need: list[float] = []
-        for positions in self.index.needs:
-            at = bisect_left(positions, self.position) if positions else 0
-            need.append(positions[at] if at < len(positions) else _NEVER)
-        for op_id in reversed(self.index.late):
-            op = ops[op_id]
-            if not self._can_run(op_id):
+        alive, ran = self.alive, self.ran
+        need = self.next_need.copy()
+        for op_id, reads, writes, _, recomputable, either in reversed(self.index.late):
+            if not recomputable and (not either or op_id in ran):
                 continue
-            soonest = min((need[v] for v in op.writes if v not in alive), default=_NEVER)
+            soonest = _NEVER
+            for value in writes:
+                if need[value] < soonest and value not in alive:
+                    soonest = need[value]
             if soonest != _NEVER:
-                for value in op.reads:
-                    need[value] = min(need[value], soonest)
+                for value in reads:
+                    if need[value] > soonest:
+                        need[value] = soonest
         return need
 
     def _rebuild_seconds(self) -> list[float]:
         """Return, per value, the time to rebuild it from what is alive."""
-        ops, writer = self.problem.operations, self.index.writer
+        writer, alive, ran = self.index.writer, self.alive, self.ran
         seconds = [0.0] * len(self.problem.values)
-        for op_id in self.index.late:
-            op = ops[op_id]
-            total = op.cost_seconds if self._can_run(op_id) else _NEVER
-            for value in op.reads:
-                if value not in self.alive and writer[value] >= 0:
-                    total += seconds[value]
-            for value in op.writes:
+        for op_id, reads, writes, cost, recomputable, either in self.index.late:
+            total = cost
+            if not recomputable and (not either or op_id in ran):
+                total = math.inf
+            else:
+                for value in reads:
+                    if value not in alive and writer[value] >= 0:
+                        total += seconds[value]
+            for value in writes:
                 seconds[value] = total
         return seconds
