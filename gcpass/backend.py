@@ -2,7 +2,7 @@
 
     torch.compile(model, backend="gcpass", options={"memory_budget": "12GiB"})
     torch.compile(model, backend=gcpass.backend(memory_budget="12GiB"))
-    with gcpass.enable(memory_budget="12GiB"): ...   # frameworks that insist on inductor
+    with gcpass.enable(memory_budget="12GiB"): ...  # where inductor is a must
 
 Each region is compiled by Inductor's own `compile_fx`; gcpass is its partitioner
 (`gcpass.partition`). Graphs without a backward go to Inductor untouched.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
+from torch.fx.node import map_arg
 
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
@@ -34,7 +34,9 @@ from gcpass.torch_private import (
     is_forward_effect,
     is_sym_node,
     is_tangent,
+    tree_leaves,
 )
+from gcpass.workspace import workspace_bytes
 
 _SIZE_QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 
@@ -113,6 +115,9 @@ def capture(
                 recomputable=reasons[op_id] is None,
                 fusible=kinds[op_id] is Kind.POINTWISE,
                 absorbing=absorbing[op_id],
+                workspace_bytes=(
+                    _workspace(node) if kinds[op_id] is Kind.EXTERN else 0
+                ),
             )
         )
     values = []
@@ -148,6 +153,17 @@ def capture(
         root={n: ValueId(v) for n, v in draft.root.items()},
         reasons=tuple(reasons),
         num_fwd_outputs=num_fwd_outputs,
+    )
+
+
+def _workspace(node: fx.Node) -> int:
+    """Return the bytes that a node's operator allocates inside itself."""
+
+    def value(argument: fx.Node) -> Any:
+        return argument.meta.get("val")
+
+    return workspace_bytes(
+        node.target, map_arg(node.args, value), map_arg(node.kwargs, value)
     )
 
 
@@ -366,4 +382,3 @@ def _bytes_moved(
         if not inside or not all(absorbing[r] for r in readers[value]):
             moved += draft.sizes[value]
     return moved
-

@@ -8,12 +8,13 @@ that only the plan without a budget follows.
 from __future__ import annotations
 
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 
 from gcpass.cost import has_cost
 from gcpass.op_facts import draws_random, is_discrete
 from gcpass.torch_private import (
     CheckpointPolicy,
+    HigherOrderOperator,
+    OpOverload,
     is_backward_effect,
     is_forward_effect,
 )
@@ -21,9 +22,7 @@ from gcpass.torch_private import (
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor")
 
 
-def why_not_recomputable(
-    node: fx.Node, *, mutated: frozenset[fx.Node]
-) -> str | None:
+def why_not_recomputable(node: fx.Node, *, mutated: frozenset[fx.Node]) -> str | None:
     """Return why a second execution of the node is refused, None if it is allowed.
 
     Args:
@@ -40,7 +39,7 @@ def why_not_recomputable(
             return "collective"
     if isinstance(target, HigherOrderOperator):
         return f"higher-order operator {target.name()}"
-    if node.is_impure():
+    if node.is_impure(impure_random=False):  # what draws is judged call by call
         return "has a side effect"
     if draws_random(node):
         return "draws random numbers"

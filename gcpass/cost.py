@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from gcpass.flops import USER_FORMULAS, node_flops, op_names, user_formulas
 from gcpass.hardware import Device
 from gcpass.op_facts import Kind, draws_random, is_discrete, op_kind
 from gcpass.sizes import read_bytes, storage_bytes, tensors_in
+from gcpass.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = ["Kind", "NodeCost", "cost_registry_fingerprint", "draws_random"]
 __all__ += ["has_cost", "is_discrete", "node_cost", "op_kind", "register_cost"]

@@ -24,9 +24,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from gcpass.errors import InvalidOptionError
@@ -37,6 +35,7 @@ from gcpass.flop_formulas import (
     per_output,
 )
 from gcpass.sizes import hint_int, tensors_in
+from gcpass.torch_private import HigherOrderOperator, OpOverload, tree_map
 
 __all__ = ["USER_FORMULAS", "Call", "call_of", "carried_call", "graph_bodies"]
 __all__ += ["node_flops", "op_names", "user_formulas"]

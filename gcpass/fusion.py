@@ -13,9 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from torch._inductor.choices import InductorChoices
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.virtualized import V
+from gcpass.torch_private import InductorChoices, V, compile_fx_inner
 
 # Library calls that a fused kernel may span: a linear layer's input and weight
 # gradients lie between its bias gradient and the kernel that makes the gradient.
@@ -26,7 +24,9 @@ class PlanOrder(InductorChoices):
     """Inductor's choices, without fusions across many library calls."""
 
     @staticmethod
-    def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+    def can_fuse(
+        scheduler: Any, node1: Any, node2: Any, shared_data_score: int
+    ) -> bool:
         """Return whether two scheduler nodes may become one kernel."""
         first = min(node1.min_order, node2.min_order)
         last = max(node1.max_order, node2.max_order)

@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config as inductor_config
-from torch._inductor.cudagraph_utils import BoxedDeviceIndex
-from torch._inductor.graph import GraphLowering
-from torch._inductor.utils import BoxedBool
 
 from gcpass.sizes import hint_int
+from gcpass.torch_private import (
+    BoxedBool,
+    BoxedDeviceIndex,
+    GraphLowering,
+    V,
+    inductor_config,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,4 @@ def _strides(output: Any) -> tuple[int, ...] | None:
 
 
 def _as_int(size: Any) -> int:
-    from torch._inductor.virtualized import V
-
     return int(V.graph.sizevars.optimization_hint(size))

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
 
 from gcpass.flop_formulas import Call
 from gcpass.flops import call_of, carried_call, graph_bodies, op_names
 from gcpass.sizes import tensors_in
+from gcpass.torch_private import HigherOrderOperator, OpOverload
 
 __all__ = ["Kind", "draws_random", "is_discrete", "op_kind"]
 

@@ -292,9 +292,7 @@ class _Search:
         scheduled, note = None, "not verified"
         if verify and self.options.verify:
             scheduled, note = self._schedule(split, budgeted=budgeted)
-        return Candidate(
-            solution=solution, split=split, scheduled=scheduled, note=note
-        )
+        return Candidate(solution=solution, split=split, scheduled=scheduled, note=note)
 
     def _schedule(
         self, split: Split, *, budgeted: bool
@@ -338,7 +336,9 @@ def _has_backward(graph: fx.Graph, num_fwd_outputs: int) -> bool:
     """Return whether there is anything to split: a gradient that needs a tangent."""
     gradients = output_nodes(graph)[num_fwd_outputs:]
     has_gradient = any(isinstance(x, fx.Node) for x in gradients)
-    return has_gradient and any(is_tangent(n) for n in graph.find_nodes(op="placeholder"))
+    return has_gradient and any(
+        is_tangent(n) for n in graph.find_nodes(op="placeholder")
+    )
 
 
 @contextmanager
@@ -362,8 +362,8 @@ def _with_outside(captured: Capture) -> Capture:
 
     When the loss is not computed in the region, the caller computes it from the
     outputs, and its memory is unknown here. A pointwise loss in eager mode needs
-    `OUTSIDE_COPIES` times the outputs besides the tangents (measured: x.square().mean()),
-    a cross-entropy less.
+    `OUTSIDE_COPIES` times the outputs besides the tangents (measured on
+    ``x.square().mean()``), a cross-entropy less.
     """
     outputs = output_nodes(captured.graph)[: captured.num_fwd_outputs]
     tangents = [n.meta["val"] for n in captured.graph.nodes if is_tangent(n)]
@@ -383,7 +383,9 @@ def _mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
     primals = [n for n in graph.find_nodes(op="placeholder") if not is_tangent(n)]
     indices = mutated_input_indices()
     found = {n for i, n in enumerate(primals) if i in indices}
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.aten.copy_.default
+    ):
         if isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder":
             found.add(node.args[0])
     return frozenset(found)

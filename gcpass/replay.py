@@ -6,7 +6,7 @@ storages come and go at the same moments as in the real run; whatever is alive i
 counted after every operation. Forward and backward run one after the other on the
 same tensors, so that what crosses over and what the caller holds is counted once.
 
-Not seen: memory that an operator allocates inside itself.
+Memory that an operator allocates inside itself is added (`gcpass.workspace`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gcpass.lowering import Program
 from gcpass.sizes import hint_int
+from gcpass.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    tree_leaves,
+)
+from gcpass.workspace import workspace_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +103,7 @@ def replay(
                 gradients = backward(arguments)
                 backward_bytes = meter.peak_bytes
                 del outputs, gradients
-    except UnreadableProgramError:
-        raise
-    except Exception as error:  # fake tensors refuse what depends on data
+    except RuntimeError as error:  # fake tensors refuse what depends on data
         raise UnreadableProgramError(f"{type(error).__name__}: {error}") from error
     finally:
         gc.unfreeze()
@@ -152,6 +154,8 @@ class _Meter(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.count(result)
+        workspace = workspace_bytes(func, args, kwargs or {})
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes() + workspace)
         return result
 
     def ignore(self, values: Sequence[Any]) -> None:

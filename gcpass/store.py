@@ -66,7 +66,7 @@ def region_key(fingerprint: str, graph_text: str, inputs: Sequence[object]) -> s
 
 def sidecar_path(key: str) -> Path:
     """Return where the plan of a region is kept beside Inductor's cache."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from gcpass.torch_private import cache_dir
 
     return Path(cache_dir(), "gcpass", f"{key}.json")
 

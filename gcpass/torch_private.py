@@ -7,11 +7,12 @@ what is installed with what was read and says clearly when a release no longer f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
@@ -19,17 +20,42 @@ from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
 from torch._guards import CompileContext, TracingContext
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
+from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import BoxedBool
+from torch._inductor.virtualized import V
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gcpass.errors import UnsupportedTorchError
 from gcpass.toolchain import require_torch
 
 __all__ = [
+    "BoxedBool",
+    "BoxedDeviceIndex",
     "CheckpointPolicy",
     "CustomPartitionerFn",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GraphLowering",
+    "HigherOrderOperator",
+    "InductorChoices",
+    "OpOverload",
+    "OpOverloadPacket",
+    "OrderedSet",
+    "TorchDispatchMode",
+    "V",
+    "allocations_during",
+    "cache_dir",
     "cleanup_recompute_tags",
     "compile_fx",
     "compile_fx_inner",
@@ -51,6 +77,9 @@ __all__ = [
     "raise_getitems",
     "static_inputs",
     "surfaced",
+    "tree_leaves",
+    "tree_map",
+    "without_modes",
 ]
 
 _EXTRACT_ARGUMENTS = (
@@ -119,6 +148,9 @@ def extract_forward_and_backward(
     forward, backward = extract(
         joint_module, saved_values, saved_sym_nodes=saved_syms, **arguments
     )
+    # Torch keeps a draw that nothing reads (attention whose inputs are saved), and with
+    # Inductor's fallback_random the backward would run it.
+    backward.graph.eliminate_dead_code(lambda n: n.is_impure(impure_random=False))
     forward, backward = raise_getitems(forward), raise_getitems(backward)
     thread_rng = getattr(partitioners, "thread_graphsafe_rng_from_hops", None)
     if thread_rng is not None:
@@ -139,14 +171,6 @@ def mutated_input_indices() -> frozenset[int]:
     )
 
 
-def mutated_output_count() -> int:
-    """Return how many outputs of the forward are new values of mutated inputs."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return 0
-    return int(context.fw_metadata.num_mutated_inp_runtime_indices)
-
-
 def compile_id() -> str:
     """Return the id of the current compilation ("0/0"), "-" outside of one."""
     current = CompileContext.current_compile_id()
@@ -157,8 +181,6 @@ def static_inputs(
     placeholders: Sequence[torch.fx.Node], indices: Sequence[int] | None
 ) -> Any:
     """Return the set of placeholders that live as long as the module (parameters)."""
-    from torch.utils._ordered_set import OrderedSet
-
     chosen = set(indices or ())
     return OrderedSet(node for i, node in enumerate(placeholders) if i in chosen)
 
@@ -188,3 +210,36 @@ def _as_dynamo_error(error: Exception) -> Exception:
     result.__dict__.update(error.__dict__)
     result.first_useful_frame = None  # type: ignore[attr-defined]
     return result
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Run operators for real although a fake or tracing mode is active."""
+    with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def allocations_during(call: Callable[[], object]) -> list[int]:
+    """Return the changes of allocated CPU bytes while ``call`` runs, in order.
+
+    The legacy profiler is used: it records this thread's allocations and, other than
+    the current one, writes nothing to the terminal.
+
+    Raises:
+        RuntimeError: a profiler is active already.
+    """
+    settings = ProfilerConfig(
+        ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig(), ""
+    )
+    torch.autograd._enable_profiler_legacy(settings)
+    try:
+        result = call()
+    finally:
+        records = torch.autograd._disable_profiler_legacy()
+    del result
+    return [
+        event.cpu_memory_usage()
+        for thread in records
+        for event in thread
+        if event.kind() == "memory_alloc"
+    ]

@@ -157,7 +157,9 @@ def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
             start.append(t)
             readers.append([])
         writes.append(range(first, len(value)))
-    saved, virtual = _classify(problem, sequence, boundary, value, readers, reads, writes)
+    saved, virtual = _classify(
+        problem, sequence, boundary, value, readers, reads, writes
+    )
 
     end_of = list(range(length))
     for t in range(length - 1, -1, -1):
@@ -229,9 +231,7 @@ def _sources(
     return frozenset(result)
 
 
-def _memory(
-    problem: Problem, trace: _Trace, sequence: Sequence[OpId]
-) -> list[int]:
+def _memory(problem: Problem, trace: _Trace, sequence: Sequence[OpId]) -> list[int]:
     """Return the bytes alive during each execution."""
     length = len(sequence)
     delta = [0] * (length + 1)

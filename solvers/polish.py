@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from gcpass.solvers.liveness import make_plan
 from gcpass.solvers.problem import OpId, Plan, Problem
 
-
 MAX_TRIES = 500  # sequences simulated per plan; work, not time, so that it repeats
 WORTH = 1e-5  # of the plan's time: repeats that cost less are not tried one by one
 

@@ -133,7 +133,9 @@ def _static_virtual(
         for value in op.reads:
             if origins[value] is not Origin.INPUT:
                 sources |= drawn.get(value, frozenset((value,)))
-        if len(sources) <= (INLINE_READS_SINGLE if len(inside) == 1 else INLINE_READS_MANY):
+        if len(sources) <= (
+            INLINE_READS_SINGLE if len(inside) == 1 else INLINE_READS_MANY
+        ):
             virtual.add(op_id)
             drawn.update((v, frozenset(sources)) for v in op.writes)
     return frozenset(virtual)
@@ -380,8 +382,7 @@ class _Run:
         """Drop a tangent or a value of the backward after its last reader."""
         producer = self.index.writer[value]
         dependent = (
-            producer < 0
-            or self.problem.operations[producer].phase is Phase.BACKWARD
+            producer < 0 or self.problem.operations[producer].phase is Phase.BACKWARD
         )
         if dependent and not self.problem.values[value].held:
             needs = self.index.needs[value]

@@ -90,9 +90,7 @@ class Planner:
         if plan.cost_seconds <= bound * (1 + 1e-9):
             termination = Termination.OPTIMAL
         else:
-            termination = (
-                Termination.LIMIT if self.hit_limit else Termination.FEASIBLE
-            )
+            termination = Termination.LIMIT if self.hit_limit else Termination.FEASIBLE
         return Solution(
             plan=plan,
             termination=termination,
@@ -164,9 +162,7 @@ class Planner:
         return self._merge(least, least.peak_bytes)
 
     def _merge(self, plan: Plan, budget_bytes: int) -> Plan:
-        return drop_redundant(
-            self.problem, plan, budget_bytes, deadline=self.deadline
-        )
+        return drop_redundant(self.problem, plan, budget_bytes, deadline=self.deadline)
 
     def _build(self, choice: int, cap: float) -> Plan:
         key = (choice, -1 if cap == math.inf else int(cap))
