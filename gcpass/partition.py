@@ -123,6 +123,7 @@ def partition(
         planner=Planner(
             problem=captured.problem,
             method=options.solver,
+            strict=options.strict,
             deadline=started + options.time_limit_s,
         ),
     )

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from gcpass.solvers.bound import Bound, given_order, lower_bound_seconds
 from gcpass.solvers.cut import CutResult, boundary_cut, frontier
 from gcpass.solvers.errors import SolverError
-from gcpass.solvers.liveness import make_plan, simulate
+from gcpass.solvers.ilp import solve_saved_set
+from gcpass.solvers.liveness import make_plan
 from gcpass.solvers.polish import drop_redundant
 from gcpass.solvers.problem import (
     Phase,
@@ -35,6 +36,8 @@ GRID_RATIO = 0.97  # of one cap to the next: plans lie at most 3 % apart
 SAVED_SETS = 6  # of the frontier, tried at every cap
 CAPS_BELOW = 4  # caps to look further down after the first that fits
 FLOOR_PRECISION = 0.01  # of the cap, when searching the least peak
+INTEGER_WORK = 1.0  # CP-SAT's deterministic time; about 2 s at 1,000 operations
+INTEGER_WALL_S = 20.0  # outermost guard; the work limit stops it before
 METHODS = ("auto", "min_cut", "greedy")
 
 
@@ -46,11 +49,13 @@ class Planner:
         problem: the problem.
         method: "auto", "min_cut" or "greedy".
         deadline: `time.monotonic()` after which no further plan is tried.
+        strict: raise when ortools fails, instead of going on without it.
     """
 
     problem: Problem
     method: str = "auto"
     deadline: float = math.inf
+    strict: bool = False
     hit_limit: bool = False
     _index: Index | None = None
     _sets: list[tuple[ValueId, ...]] | None = None
@@ -132,6 +137,15 @@ class Planner:
                 if best is None or _better(plan, best):
                     best = plan
             level += 1
+        integer = self._integer_set(budget_bytes)
+        for factor in (1.0, GRID_RATIO, GRID_RATIO**2) if integer else ():
+            assert integer is not None
+            plan = self._build_for(integer, budget_bytes * factor, "integer program")
+            if plan.peak_bytes <= budget_bytes:
+                polished = self._merge(plan, budget_bytes)
+                if best is None or _better(polished, self._merge(best, budget_bytes)):
+                    best = polished
+                break
         floor = self.floor
         if floor.peak_bytes <= budget_bytes and (best is None or _better(floor, best)):
             best = floor
@@ -167,12 +181,13 @@ class Planner:
     def _build(self, choice: int, cap: float) -> Plan:
         key = (choice, -1 if cap == math.inf else int(cap))
         if key not in self._plans:
-            saved = self.saved_sets[choice]
-            sequence, boundary = build(self.problem, self.index, saved, cap)
             name = "eviction" if choice == 0 else "cut"
-            plan = make_plan(self.problem, sequence, boundary, name)
-            self._plans[key] = plan
+            self._plans[key] = self._build_for(self.saved_sets[choice], cap, name)
         return self._plans[key]
+
+    def _build_for(self, saved: tuple[ValueId, ...], cap: float, name: str) -> Plan:
+        sequence, boundary = build(self.problem, self.index, saved, cap)
+        return make_plan(self.problem, sequence, boundary, name)
 
     # --- shared pieces ------------------------------------------------------------
 
@@ -193,10 +208,37 @@ class Planner:
     def _choose_sets(self) -> list[tuple[ValueId, ...]]:
         if self.method == "greedy":
             return [_everything(self.problem)]
-        chain = frontier(boundary_cut(self.problem), flows=16)
+        try:
+            chain = frontier(boundary_cut(self.problem), flows=16)
+        except SolverError as error:
+            self._fall_back(error)
+            return [_everything(self.problem)]
         if not chain:
             raise SolverError("no set of saved values satisfies the constraints")
         return [r.saved for r in _spread(chain, SAVED_SETS)]
+
+    def _fall_back(self, error: SolverError) -> None:
+        """Go on with eviction only, saying so, or raise if that is what is wanted."""
+        if self.strict:
+            raise error
+        log.warning("planning by eviction only: %s", error)
+        self.method = "greedy"
+
+    def _integer_set(self, budget_bytes: int) -> tuple[ValueId, ...] | None:
+        """Return the saved set of the integer program, None when it has none."""
+        if self.method == "greedy" or time.monotonic() > self.deadline:
+            return None
+        try:
+            result = solve_saved_set(
+                self.problem,
+                budget_bytes,
+                deterministic_limit=INTEGER_WORK,
+                wall_limit_s=INTEGER_WALL_S,
+            )
+        except SolverError as error:
+            self._fall_back(error)
+            return None
+        return tuple(result.saved) if result.recomputed or result.saved else None
 
     def _level(self, budget_bytes: int) -> int:
         """Return the first grid level whose cap is within the budget."""
@@ -245,6 +287,3 @@ def _spread(chain: list[CutResult], count: int) -> list[CutResult]:
         )
         chosen[nearest] = None
     return [chain[k] for k in sorted(chosen)]
-
-
-__all__ = ["METHODS", "Planner", "simulate"]
