@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
+from gcpass.errors import UnsupportedGraphError
 from gcpass.hardware import Device
 from gcpass.op_facts import Kind, draws_random, op_kind
 from gcpass.sizes import storage_bytes
@@ -120,32 +121,23 @@ def capture(
                 ),
             )
         )
-    values = []
-    for value_id, (size, origin) in enumerate(
-        zip(draft.sizes, draft.origins, strict=True)
-    ):
-        owner = draft.value_nodes[value_id]
-        producer = draft.writer[value_id]
-        tag_node = draft.op_nodes[producer] if producer is not None else owner
-        hidden = (
-            producer is not None
-            and tag_node is not None
-            and reasons[producer] is None
-            and must_not_be_saved(tag_node, follow_hints=follow_hints)
+    hidden = _hidden_values(draft, phases, reasons, follow_hints=follow_hints)
+    values = tuple(
+        Value(
+            size_bytes=size,
+            origin=origin,
+            held=value_id in held and origin is not Origin.INPUT,
+            savable=value_id not in hidden,
         )
-        values.append(
-            Value(
-                size_bytes=size,
-                origin=origin,
-                held=value_id in held and origin is not Origin.INPUT,
-                savable=not hidden,
-            )
+        for value_id, (size, origin) in enumerate(
+            zip(draft.sizes, draft.origins, strict=True)
         )
+    )
     return Capture(
         graph=graph,
         problem=Problem(
             operations=tuple(operations),
-            values=tuple(values),
+            values=values,
             save_seconds_per_byte=2.0 / device.bandwidth_bytes_per_s if fuses else 0.0,
         ),
         op_nodes=tuple(draft.op_nodes),
@@ -338,6 +330,12 @@ class _Draft:
                 forward.update(
                     self.op_of[n] for n in _ancestors([node]) if n in self.op_of
                 )
+        tangled = sorted(op_id for op_id in forward if backward[op_id])
+        if tangled:
+            raise UnsupportedGraphError(
+                "the forward's outputs depend on gradients",
+                operations=tuple(self.op_nodes[op_id].name for op_id in tangled),
+            )
         return [
             Phase.FORWARD
             if op_id in forward
@@ -357,6 +355,29 @@ class _Draft:
 def is_effect_only(node: fx.Node) -> bool:
     """Return whether a node is executed for what it writes into its arguments."""
     return is_forward_effect(node) or is_backward_effect(node)
+
+
+def _hidden_values(
+    draft: _Draft,
+    phases: Sequence[Phase],
+    reasons: Sequence[str | None],
+    *,
+    follow_hints: bool,
+) -> set[int]:
+    """Return the values that the user's tags forbid to save, and what they lead to.
+
+    What the backward computes from such a value carries no tag of its own; saving
+    that instead would defeat the tag.
+    """
+    hidden: set[int] = set()
+    for op_id, node in enumerate(draft.op_nodes):
+        tagged = reasons[op_id] is None and must_not_be_saved(
+            node, follow_hints=follow_hints
+        )
+        heir = phases[op_id] is Phase.EITHER and hidden.intersection(draft.reads[op_id])
+        if tagged or heir:
+            hidden.update(draft.writes[op_id])
+    return hidden
 
 
 def _bytes_moved(

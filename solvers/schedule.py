@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gcpass.solvers.liveness import INLINE_READS_MANY, INLINE_READS_SINGLE
@@ -391,20 +391,23 @@ class _Run:
 
     def _evict(self, excess: float) -> None:
         """Drop alive values worth ``excess`` bytes, the cheapest to rebuild first."""
-        need, rebuild = self._next_needs(), self._rebuild_seconds()
-        ranked = []
+        staying = self._staying()
+        need = self._next_needs(staying)
         for value in list(self.alive):
-            if not self._evictable(value):
-                continue
-            size = self.index.size[value]
-            if need[value] == _NEVER:
+            if need[value] == _NEVER and self._evictable(value):
                 self._remove(value)
-                excess -= size
-            elif rebuild[value] != math.inf:
+                excess -= self.index.size[value]
+        if excess <= 0:
+            return
+        # Only now: what was just dropped rebuilds nothing.
+        rebuild = self._rebuild_seconds(self._staying())
+        ranked = []
+        for value in self.alive:
+            if rebuild[value] != math.inf and self._evictable(value):
                 distance = need[value] - self.position + 1
-                ranked.append((rebuild[value] / (size * distance), value))
-        ranked.sort()
-        for _, value in ranked:
+                price = rebuild[value] / (self.index.size[value] * distance)
+                ranked.append((price, value))
+        for _, value in sorted(ranked):
             if excess <= 0:
                 return
             self._remove(value)
@@ -422,9 +425,18 @@ class _Run:
             and self.problem.operations[producer].phase is not Phase.BACKWARD
         )
 
-    def _next_needs(self) -> list[int]:
+    def _staying(self) -> Mapping[int, None]:
+        """Return the alive values that the backward will find alive.
+
+        In the forward some are alive only until their last reader there.
+        """
+        if not self.last_use:
+            return self.alive
+        return {v: None for v in self.alive if self._may_cross(v)}
+
+    def _next_needs(self, alive: Mapping[int, None]) -> list[int]:
         """Return, per value, the position of the next need of it or of its heirs."""
-        alive, ran = self.alive, self.ran
+        ran = self.ran
         need = self.next_need.copy()
         for op_id, reads, writes, _, recomputable, either in reversed(self.index.late):
             if not recomputable and (not either or op_id in ran):
@@ -439,9 +451,9 @@ class _Run:
                         need[value] = soonest
         return need
 
-    def _rebuild_seconds(self) -> list[float]:
+    def _rebuild_seconds(self, alive: Mapping[int, None]) -> list[float]:
         """Return, per value, the time to rebuild it from what is alive."""
-        writer, alive, ran = self.index.writer, self.alive, self.ran
+        writer, ran = self.index.writer, self.ran
         seconds = [0.0] * len(self.problem.values)
         for op_id, reads, writes, cost, recomputable, either in self.index.late:
             total = cost
