@@ -160,14 +160,7 @@ class Partitioner(CustomPartitionerFn):
         self._fingerprint = _fingerprint(options, earlier)
 
     def __call__(
-        self,
-        gm: fx.GraphModule,
-        joint_inputs: Sequence[object],
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-        compiler: str = "inductor",
-        **_: object,
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **arguments: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph, see `gcpass.partition.partition`."""
         return partition(
@@ -175,8 +168,10 @@ class Partitioner(CustomPartitionerFn):
             joint_inputs,
             self._options,
             self._earlier,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static_lifetime_input_indices,
+            num_fwd_outputs=arguments["num_fwd_outputs"],
+            static_lifetime_input_indices=arguments.get(
+                "static_lifetime_input_indices"
+            ),
         )
 
     def uuid(self) -> str:
@@ -240,18 +235,25 @@ def _run_compiler(
     options: Options,
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
+    compile_region: Any = compile_fx  # returns a callable for what Dynamo hands over
     if options.codegen == "inductor":
         planned = "custom_partitioner_fn" in patches
         free = isinstance(options.budget, Unlimited) or not planned
         inner = compile_fx_inner if free else compile_in_plan_order
-        return compile_fx(  # type: ignore[no-any-return]
+        compiled = compile_region(
             gm, example_inputs, inner_compile=inner, config_patches=patches
         )
-    patches |= {"fx_graph_cache": False, "fallback_random": True}
-    with functorch_config.patch(enable_autograd_cache=False):
-        return compile_fx(  # type: ignore[no-any-return]
-            gm, example_inputs, inner_compile=run_operations, config_patches=patches
-        )
+    else:
+        patches |= {"fx_graph_cache": False, "fallback_random": True}
+        with functorch_config.patch(enable_autograd_cache=False):
+            compiled = compile_region(
+                gm,
+                example_inputs,
+                inner_compile=run_operations,
+                config_patches=patches,
+            )
+    result: Callable[..., Any] = compiled
+    return result
 
 
 def _tracked(

@@ -93,11 +93,11 @@ def partition(
     placeholders = graph.find_nodes(op="placeholder")
     static = static_inputs(placeholders, static_lifetime_input_indices)
     if not _has_backward(graph, num_fwd_outputs):
-        return default_partition(  # type: ignore[no-any-return]
+        return default_partition(
             joint_module,
             joint_inputs,
             num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static_lifetime_input_indices,
+            static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
             static_lifetime_input_nodes=static,
         )
     mutated = _mutated_inputs(graph)

@@ -139,7 +139,7 @@ class _Meter(TorchDispatchMode):
     """Counts the storages that operations create, while they live."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known: dict[int, _Alive] = {}
         self.ignored: set[int] = set()
         self.keep: list[Any] = []

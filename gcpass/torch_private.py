@@ -94,7 +94,9 @@ cleanup_recompute_tags = partitioners.cleanup_recompute_tags
 default_partition = partitioners.default_partition
 is_forward_effect = partitioners._must_be_in_forward
 is_backward_effect = partitioners._must_be_in_backward
-is_tangent = partitioners._is_tangent
+_private: Any = partitioners  # re-exports that its stubs do not declare
+_autograd: Any = torch.autograd
+is_tangent: Callable[[torch.fx.Node], bool] = _private._is_tangent
 
 
 def probe() -> None:
@@ -203,7 +205,7 @@ def surfaced(kind: type[Exception]) -> Iterator[None]:
 
 def _as_dynamo_error(error: Exception) -> Exception:
     plain = type(error)
-    both = type(plain.__name__, (plain, ShortenTraceback), {})
+    both: Any = type(plain.__name__, (plain, ShortenTraceback), {})
     both.__module__ = plain.__module__
     result: Exception = both.__new__(both)
     result.args = error.args
@@ -231,11 +233,11 @@ def allocations_during(call: Callable[[], object]) -> list[int]:
     settings = ProfilerConfig(
         ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig(), ""
     )
-    torch.autograd._enable_profiler_legacy(settings)
+    _autograd._enable_profiler_legacy(settings)
     try:
         result = call()
     finally:
-        records = torch.autograd._disable_profiler_legacy()
+        records = _autograd._disable_profiler_legacy()
     del result
     return [
         event.cpu_memory_usage()

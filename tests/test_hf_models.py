@@ -122,8 +122,8 @@ def unet() -> Case:
         out_channels=3,
         layers_per_block=1,
         block_out_channels=(16, 16),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
         norm_num_groups=4,
         attention_head_dim=8,
     )
