@@ -29,13 +29,21 @@ from gcpass.eager import run_operations
 from gcpass.errors import GcpassError
 from gcpass.fusion import compile_in_plan_order
 from gcpass.options import Options, parse_options
-from gcpass.partition import FREE_AT_ONCE, Request, current_request, partition
+from gcpass.partition import (
+    FREE_AT_ONCE,
+    Request,
+    current_request,
+    partition,
+    show,
+)
 from gcpass.step import Held
 from gcpass.toolchain import require_cpp_compiler
 from gcpass.torch_private import (
     CustomPartitionerFn,
     compile_fx,
     compile_fx_inner,
+    compile_id,
+    dynamo_config,
     functorch_config,
     inductor_config,
     list_mode_options,
@@ -194,6 +202,11 @@ def _compile(
 ) -> Callable[..., Any]:
     """Compile a region: the whole way through Inductor with our partitioner."""
     probe()
+    if getattr(dynamo_config, "caching_precompile", False):
+        raise GcpassError(
+            "TORCH_CACHING_PRECOMPILE serves compiled code for another backend or "
+            "budget (its key is the function's name and line): unset it"
+        )
     options = _resolve(options)
     patches: dict[str, Any] = dict(list_mode_options(options.mode))
     if _on_cpu(example_inputs):
@@ -209,19 +222,23 @@ def _compile(
     part = Partitioner(options, earlier)
     patches["custom_partitioner_fn"] = part
     key = store.region_key(part.uuid(), gm.print_readable(False), example_inputs)
-    before = len(store.plans())
-    token = current_request.set(Request(key=key))
+    request = Request(key=key)
+    token = current_request.set(request)
     try:
         compiled = _run_compiler(gm, example_inputs, options, patches)
     finally:
         current_request.reset(token)
-    made = store.plans()[before:]
-    plan = made[-1] if made else store.load_sidecar(key)
-    if plan is None:
-        return compiled
-    if not made:
-        store.record(plan.as_cached())
-    return _tracked(compiled, key, plan)
+    plan = request.made[-1] if request.made else _cached_plan(key, options)
+    return compiled if plan is None else _tracked(compiled, key, plan)
+
+
+def _cached_plan(key: str, options: Options) -> RegionPlan | None:
+    """Return the plan of a region that came out of a compile cache, and show it."""
+    plan = store.load_sidecar(key)
+    if plan is not None:
+        plan = plan.as_cached(compile_id())
+        show(plan, options)
+    return plan
 
 
 def _on_cpu(example_inputs: Sequence[Any]) -> bool:

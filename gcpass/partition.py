@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from gcpass.capture import (
 from gcpass.decisions import RegionPlan
 from gcpass.errors import InfeasibleBudgetError
 from gcpass.fusion import compile_in_plan_order
-from gcpass.hardware import Device, current_device
+from gcpass.joint_graph import device_of, has_backward, mutated_inputs, prepare
 from gcpass.options import Options
 from gcpass.replay import Scheduled, UnreadableProgramError
 from gcpass.rewrite import Split, rewrite
@@ -37,16 +37,11 @@ from gcpass.solvers.problem import Plan, Solution
 from gcpass.solvers.solve import Planner
 from gcpass.step import Held
 from gcpass.torch_private import (
-    cleanup_recompute_tags,
     compile_fx_inner,
     compile_id,
     default_partition,
-    functorch_config,
-    fx_graph_cse,
     inductor_config,
     is_tangent,
-    mark_unrecomputable,
-    mutated_input_indices,
     static_inputs,
 )
 from gcpass.verify import schedule
@@ -68,9 +63,11 @@ class Request:
 
     Attributes:
         key: of the sidecar that shows the plan after a cache hit.
+        made: plans made for it; none when a compile cache had the result.
     """
 
     key: str
+    made: list[RegionPlan] = field(default_factory=list)
 
 
 current_request: contextvars.ContextVar[Request | None] = contextvars.ContextVar(
@@ -89,10 +86,10 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and backward modules of the plan for one region."""
     started = time.monotonic()
-    graph = _prepare(joint_module)
+    graph = prepare(joint_module)
     placeholders = graph.find_nodes(op="placeholder")
     static = static_inputs(placeholders, static_lifetime_input_indices)
-    if not _has_backward(graph, num_fwd_outputs):
+    if not has_backward(graph, num_fwd_outputs):
         return default_partition(
             joint_module,
             joint_inputs,
@@ -100,9 +97,9 @@ def partition(
             static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
             static_lifetime_input_nodes=static,
         )
-    mutated = _mutated_inputs(graph)
+    mutated = mutated_inputs(graph)
     snapshot_mutated_inputs(graph, mutated, output_nodes(graph)[:num_fwd_outputs])
-    device = _device(graph)
+    device = device_of(graph)
     captured = capture(
         graph,
         num_fwd_outputs=num_fwd_outputs,
@@ -322,26 +319,6 @@ class _Search:
         return found, ""
 
 
-def _prepare(joint_module: fx.GraphModule) -> fx.Graph:
-    """Return the joint graph without dead code and common subexpressions, tagged."""
-    joint_module.graph.eliminate_dead_code()
-    if functorch_config.cse:
-        joint_module.graph = fx_graph_cse(joint_module.graph)
-    if any("recompute" in n.meta for n in joint_module.graph.nodes):
-        cleanup_recompute_tags(joint_module, is_default_partition=False)
-    mark_unrecomputable(joint_module)
-    return joint_module.graph
-
-
-def _has_backward(graph: fx.Graph, num_fwd_outputs: int) -> bool:
-    """Return whether there is anything to split: a gradient that needs a tangent."""
-    gradients = output_nodes(graph)[num_fwd_outputs:]
-    has_gradient = any(isinstance(x, fx.Node) for x in gradients)
-    return has_gradient and any(
-        is_tangent(n) for n in graph.find_nodes(op="placeholder")
-    )
-
-
 @contextmanager
 def _paused_collector() -> Iterator[None]:
     """Keep Python's cyclic collector from walking torch's heap again and again.
@@ -379,35 +356,6 @@ def _with_outside(captured: Capture) -> Capture:
     return dataclasses.replace(captured, problem=problem)
 
 
-def _mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
-    """Return the placeholders whose storage the region writes."""
-    primals = [n for n in graph.find_nodes(op="placeholder") if not is_tangent(n)]
-    indices = mutated_input_indices()
-    found = {n for i, n in enumerate(primals) if i in indices}
-    for node in graph.find_nodes(
-        op="call_function", target=torch.ops.aten.copy_.default
-    ):
-        if isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder":
-            found.add(node.args[0])
-    return frozenset(found)
-
-
-def _device(graph: fx.Graph) -> Device:
-    """Return the device that most of the region's inputs are on."""
-    counts: dict[torch.device, int] = {}
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            counts[value.device] = counts.get(value.device, 0) + value.dim()
-    if not counts:
-        return current_device("cpu", None)
-    best = max(counts, key=lambda d: (counts[d], str(d)))
-    name = None
-    if best.type == "cuda" and torch.cuda.is_available():
-        name = torch.cuda.get_device_name(best)
-    return current_device(best.type, name)
-
-
 def _held_bytes(captured: Capture, candidate: Candidate) -> int:
     """Return the bytes alive between forward and backward."""
     if candidate.scheduled is not None:
@@ -439,15 +387,21 @@ def _alive_at_peak(captured: Capture, plan: Plan) -> tuple[str, ...]:
 
 
 def _record(search: _Search, chosen: Candidate, total_s: float) -> None:
-    """Keep the decisions: registry, sidecar, dump and one log line."""
+    """Keep the decisions, also for later cache hits, and show them."""
     request = current_request.get()
     region = region_plan(search, chosen, total_s)
+    if request is not None:
+        request.made.append(region)
+        store.save_sidecar(request.key, region)
+    show(region, search.options)
+
+
+def show(region: RegionPlan, options: Options) -> None:
+    """Make a plan known: registry, one log line, and the dump if it is asked for."""
     store.record(region)
     log.info("%s", region.summary())
-    if request is not None:
-        store.save_sidecar(request.key, region)
-    if search.options.dump is not None:
-        store.dump(region, search.options.dump)
+    if options.dump is not None:
+        store.dump(region, options.dump)
 
 
 def region_plan(search: _Search, chosen: Candidate, total_s: float) -> RegionPlan:

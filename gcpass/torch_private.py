@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
@@ -61,6 +62,7 @@ __all__ = [
     "compile_fx_inner",
     "compile_id",
     "default_partition",
+    "dynamo_config",
     "extract_forward_and_backward",
     "functorch_config",
     "fx_graph_cse",

@@ -273,7 +273,7 @@ def test_a_failing_solver(
 def test_a_graph_that_cannot_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing that torch traces here is refused, so the joint graph is spoilt: the
     # loss is made to depend on its own gradient.
-    prepare = partition._prepare
+    prepare = partition.prepare
     added: list[fx.Node] = []
 
     def spoilt(joint_module: fx.GraphModule) -> fx.Graph:
@@ -288,7 +288,7 @@ def test_a_graph_that_cannot_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
         added.append(node)
         return graph
 
-    monkeypatch.setattr(partition, "_prepare", spoilt)
+    monkeypatch.setattr(partition, "prepare", spoilt)
     with pytest.raises(gcpass.UnsupportedGraphError) as caught:
         by_torch_compile({"memory_budget": "min"})
     assert caught.value.operations == (added[0].name,)
