@@ -221,7 +221,7 @@ class Planner:
         """Go on with eviction only, saying so, or raise if that is what is wanted."""
         if self.strict:
             raise error
-        log.warning("planning by eviction only (greedy): %s", error)
+        log.warning("planning by eviction only: %s", error)
         self.method = "greedy"
 
     def _integer_set(self, budget_bytes: int) -> tuple[ValueId, ...] | None:
