@@ -23,6 +23,12 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Models here are too small for threads, which also keep buffers of their own."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without compiled code, plans, outstanding regions and GCPASS variables."""

@@ -7,7 +7,7 @@ large enough that small change (attention's logsumexp, scalars) cannot hide an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -49,15 +49,6 @@ def measured(model: nn.Module, x: Tensor, budget: Budget) -> int:
     for _ in range(2):
         step()
     return peak_bytes(step)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Keep the threads' own buffers out of the measurement."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", MODELS)
