@@ -24,7 +24,7 @@ from gcpass.capture import (
     snapshot_mutated_inputs,
 )
 from gcpass.decisions import RegionPlan
-from gcpass.errors import InfeasibleBudgetError
+from gcpass.errors import InfeasibleBudgetError, SolverError
 from gcpass.fusion import compile_in_plan_order
 from gcpass.joint_graph import device_of, has_backward, mutated_inputs, prepare
 from gcpass.options import Options
@@ -54,6 +54,7 @@ FREE_AT_ONCE = {"allow_buffer_reuse": False}
 MAX_ROUNDS = 5  # of planning and reading the generated program
 OUTSIDE_COPIES = 3  # of the outputs, kept free for a loss outside of the region
 OUTSIDE_SHARE = 0.15  # of the fastest plan's peak: not more than this is kept free
+REFUSED_RATIO = 0.98  # of the bytes to plan for, after `check` refused a plan
 SLACK = 0.02  # share of the budget that a plan may leave unused before one more round
 
 
@@ -218,7 +219,14 @@ class _Search:
             if solution.plan.sequence in tried:
                 break
             tried.add(solution.plan.sequence)
-            candidate = self._candidate(solution, verify=True)
+            try:
+                candidate = self._candidate(solution, verify=True)
+            except SolverError as error:  # a fault of the solver: not this plan, then
+                if self.options.strict:
+                    raise
+                log.warning("a plan was refused and another is made: %s", error)
+                target = int(target * REFUSED_RATIO)
+                continue
             left = budget_bytes - candidate.peak_bytes
             if left < 0:
                 if target <= self.planner.floor.peak_bytes:

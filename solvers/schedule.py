@@ -391,8 +391,9 @@ class _Run:
 
     def _evict(self, excess: float) -> None:
         """Drop alive values worth ``excess`` bytes, the cheapest to rebuild first."""
-        staying = self._staying()
-        need = self._next_needs(staying)
+        if not any(map(self._evictable, self.alive)):
+            return
+        need = self._next_needs(self._staying())
         for value in list(self.alive):
             if need[value] == _NEVER and self._evictable(value):
                 self._remove(value)
