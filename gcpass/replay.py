@@ -138,6 +138,8 @@ class _Alive:
 class _Meter(TorchDispatchMode):
     """Counts the storages that operations create, while they live."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.known: dict[int, _Alive] = {}
