@@ -239,6 +239,12 @@ class _Search:
             if candidate.scheduled is None or left <= SLACK * budget_bytes or free:
                 break
             target = solution.plan.peak_bytes + left
+        floor = self.planner.floor
+        if best is not None and floor.cost_seconds < best.plan.cost_seconds:
+            # Lowering the target overshot: a larger budget must not cost more.
+            least = self._candidate(self.planner.solve(floor.peak_bytes), verify=True)
+            if least.peak_bytes <= budget_bytes:
+                best = least
         return best
 
     def _least(self) -> Candidate:
