@@ -329,7 +329,9 @@ class _Search:
             log.warning("the scheduled peak is unknown: %s", error)
             return None, str(error)
         finally:
-            self.verify_time_s += time.monotonic() - started
+            elapsed = time.monotonic() - started
+            self.verify_time_s += elapsed
+            self.planner.deadline += elapsed  # the limit is on solving
         return found, ""
 
 
