@@ -242,26 +242,20 @@ class _Search:
         floor = self.planner.floor
         if best is not None and floor.cost_seconds < best.plan.cost_seconds:
             # Lowering the target overshot: a larger budget must not cost more.
-            least = self._candidate(self.planner.solve(floor.peak_bytes), verify=True)
+            least = self._floor_candidate()
             if least.peak_bytes <= budget_bytes:
                 best = least
         return best
 
     def _least(self) -> Candidate:
-        """Return the candidate of the least peak."""
-        best: Candidate | None = None
-        for solution in self._floor_solutions():
-            candidate = self._candidate(solution, verify=True)
-            if best is None or candidate.peak_bytes < best.peak_bytes:
-                best = candidate
-        assert best is not None
-        self.floor_bytes = best.peak_bytes
-        return best
+        """Return the candidate of the least peak, and take its peak for the floor."""
+        least = self._floor_candidate()
+        self.floor_bytes = least.peak_bytes
+        return least
 
-    def _floor_solutions(self) -> list[Solution]:
-        """Return solutions near the predicted floor, the floor first."""
+    def _floor_candidate(self) -> Candidate:
         floor = self.planner.floor.peak_bytes
-        return [self.planner.solve(floor)]
+        return self._candidate(self.planner.solve(floor), verify=True)
 
     def _infeasible(self, budget_bytes: int) -> Candidate:
         least = self._least()
