@@ -1,13 +1,14 @@
-"""The ``gcpass`` command: what is installed, and what a dump says.
+"""The ``gcpass`` command: what is installed, what a dump says, plans for instances.
 
-Torch is never imported. Exit codes: 0 all well, 1 a check failed, 2 the command line
-or a file it names is wrong.
+Torch is never imported. Exit codes: 0 all well, 1 a check failed or no plan was found,
+2 the command line or a file it names is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.command == "doctor":
             return _doctor()
+        if parsed.command == "solve":
+            from gcpass import solve_command  # numpy and all solvers: only here
+
+            return solve_command.run(parsed)
         return _show(parsed.path)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
@@ -52,7 +57,44 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="check what gcpass needs from this machine")
     show = commands.add_parser("show", help="print the decisions of a dump")
     show.add_argument("path", type=Path, help="a decisions file, or a folder of them")
+    _add_solve(commands.add_parser("solve", help="plan an instance within a budget"))
     return parser
+
+
+def _add_solve(solve: argparse.ArgumentParser) -> None:
+    solve.add_argument(
+        "path", type=Path, help="a problem in JSON, a node-link graph or flat text"
+    )
+    solve.add_argument(
+        "--budget",
+        required=True,
+        help="of the peak: bytes (12GiB, 4096), a fraction of the given order's peak "
+        "(0.8, 80%%) or min, the floor",
+    )
+    solve.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="for solving (default: 10)",
+    )
+    solve.add_argument(
+        "--method", default="auto", help="auto (default) or the name of a classic"
+    )
+    solve.add_argument("--json", action="store_true", help="print one JSON object")
+    solve.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the solution as JSON"
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"takes seconds above 0, got {text!r}")
+    return seconds
 
 
 def _doctor() -> int:

@@ -10,8 +10,7 @@ between two executions) in any valid plan. With the sets of `gcpass.solvers.mome
 (iii) *Fixed* values are alive at tau. x holds its results and its workspace, and what
       it reads unless that may be virtual (its writer fusible, x absorbing, not held).
       A held value written before tau stays, and a tangent exists once and lives from
-      the boundary to its last reader. In the forward nothing runs twice, so what a
-      forward x leaves to later forward operations is alive when it cannot be virtual.
+      the boundary to its last reader.
 (iv)  Take a value v that x or a later operation reads and that is not fixed or input.
       The instance read was written before tau and is materialized, hence alive (v in
       S); or it was written before and is virtual across tau; or it is written after
@@ -45,14 +44,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gcpass.solvers.cut import CutProblem, CutResult, boundary_cut, crossing, cut
+from gcpass.solvers.cut import boundary_cut, cut
+from gcpass.solvers.frontier import Frontier
 from gcpass.solvers.liveness import simulate
 from gcpass.solvers.moment import Writers, materialized_reads, needed_operations
 from gcpass.solvers.problem import OpId, Origin, Phase, Problem
 
-MAX_STEPS = 40  # multipliers per pivot; 3 to 10 suffice on transformers and CNNs
 PRECISION = 1e-7  # of the needed time: stop where no multiplier can gain more
 FLOOR_PIVOTS = 8  # moments whose exact minimum of saved bytes is computed
 
@@ -73,6 +72,62 @@ class Bound:
     pivot: OpId | None
 
 
+@dataclass(slots=True, eq=False)
+class Moments:
+    """The cut problems of one problem, for bounds at any number of budgets.
+
+    Attributes:
+        problem: the problem.
+        pivots: operations whose first execution is looked at; None: the boundary.
+        base_seconds: what every plan costs: each needed operation once.
+    """
+
+    problem: Problem
+    pivots: tuple[OpId | None, ...]
+    base_seconds: float = field(init=False)
+    _frontiers: dict[OpId | None, Frontier] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        needed = needed_operations(self.problem)
+        self.pivots = tuple(p for p in self.pivots if p is None or p in needed)
+        costs = (self.problem.operations[op].cost_seconds for op in needed)
+        self.base_seconds = math.fsum(costs)
+
+    def frontier(self, pivot: OpId | None) -> Frontier:
+        """Return the choices at one moment, shared by all budgets."""
+        if pivot not in self._frontiers:
+            if pivot is None:
+                network = boundary_cut(self.problem)
+            else:
+                network = cut(self.problem, pivot)
+            self._frontiers[pivot] = Frontier(network)
+        return self._frontiers[pivot]
+
+    def bound(self, budget_bytes: int) -> Bound:
+        """Return the best bound over the pivots."""
+        best, best_pivot = 0.0, None
+        precision = PRECISION * self.base_seconds
+        for pivot in self.pivots:
+            choices = self.frontier(pivot)
+            cap = budget_bytes - choices.network.moment.fixed_bytes
+            if not choices.can_fit(cap):
+                seconds = self.base_seconds + best
+                return Bound(seconds=seconds, infeasible_proven=True, pivot=pivot)
+            extra = choices.bound(cap, enough=best, precision=precision)
+            if extra > best:
+                best, best_pivot = extra, pivot
+        seconds = self.base_seconds + best
+        return Bound(seconds=seconds, infeasible_proven=False, pivot=best_pivot)
+
+
+def moments(
+    problem: Problem, pivots: Sequence[OpId] | None = None, max_pivots: int = 16
+) -> Moments:
+    """Return the boundary and the pivots; None: those of `choose_pivots`."""
+    chosen = choose_pivots(problem, max_pivots) if pivots is None else tuple(pivots)
+    return Moments(problem, (None, *chosen))
+
+
 def lower_bound_seconds(
     problem: Problem,
     budget_bytes: int,
@@ -88,19 +143,7 @@ def lower_bound_seconds(
             plan needs are ignored.
         max_pivots: how many to choose when `pivots` is None.
     """
-    needed = needed_operations(problem)
-    chosen = choose_pivots(problem, max_pivots) if pivots is None else tuple(pivots)
-    moments: list[OpId | None] = [None, *(op for op in chosen if op in needed)]
-    base = math.fsum(problem.operations[op].cost_seconds for op in needed)
-    best, best_pivot = 0.0, None
-    for pivot in moments:
-        network = boundary_cut(problem) if pivot is None else cut(problem, pivot)
-        extra = _extra_seconds(network, budget_bytes, best, PRECISION * base)
-        if extra is None:
-            return Bound(seconds=base + best, infeasible_proven=True, pivot=pivot)
-        if extra > best:
-            best, best_pivot = extra, pivot
-    return Bound(seconds=base + best, infeasible_proven=False, pivot=best_pivot)
+    return moments(problem, pivots, max_pivots).bound(budget_bytes)
 
 
 def floor_lower_bound_bytes(problem: Problem) -> int:
@@ -159,45 +202,6 @@ def given_order(problem: Problem) -> tuple[tuple[OpId, ...], int]:
     forward = [op for op in needed if operations[op].phase is Phase.FORWARD]
     rest = [op for op in needed if operations[op].phase is not Phase.FORWARD]
     return tuple(forward + rest), len(forward)
-
-
-def _extra_seconds(
-    network: CutProblem, budget_bytes: int, enough: float, precision: float
-) -> float | None:
-    """Return the largest dual value over lam, None if no choice fits the budget.
-
-    The dual is concave and piecewise linear. Two choices, one over the cap and one
-    that fits, are two lines above it; their intersection is the next multiplier and
-    an upper limit. Stops where the limit is not above `enough` seconds.
-    """
-    cap = budget_bytes - network.moment.fixed_bytes
-    less = network.least()
-    if less is None or less.saved_bytes > cap:
-        return None
-    more = network.fastest()
-    assert more is not None, "least() found a choice"
-    best = more.dual_seconds
-    if more.saved_bytes <= cap:
-        return best
-    for _ in range(MAX_STEPS):
-        lam = crossing(more, less)
-        limit = more.cost_seconds + lam * (more.saved_bytes - cap)
-        if limit <= max(best, enough) + precision:
-            break
-        middle = network.solve(lam)
-        assert middle is not None, "least() found a choice"
-        best = max(best, middle.dual_seconds - lam * cap)
-        if _cost_at(middle, lam) >= _cost_at(more, lam) - precision:
-            break
-        if middle.saved_bytes > cap:
-            more = middle
-        else:
-            less = middle
-    return best
-
-
-def _cost_at(result: CutResult, lam: float) -> float:
-    return result.cost_seconds + lam * result.saved_bytes
 
 
 def _static_bytes(problem: Problem) -> dict[OpId, int]:

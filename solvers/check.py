@@ -78,10 +78,8 @@ def _check_counts(problem: Problem, plan: Plan) -> None:
 
 def _check_count(problem: Problem, op_id: OpId, before: int, after: int) -> None:
     op = problem.operations[op_id]
-    if op.phase is Phase.FORWARD and before != 1:
-        raise SolverError(f"forward once: operation {op_id} runs {before} times")
-    if before > 1:
-        raise SolverError(f"at most once before the boundary: {op_id} runs {before}x")
+    if op.phase is Phase.FORWARD and not before:
+        raise SolverError(f"forward: operation {op_id} never runs before the boundary")
     if op.phase is Phase.BACKWARD and before:
         raise SolverError(f"backward only: operation {op_id} runs before the boundary")
     if op.phase is Phase.BACKWARD and not after:

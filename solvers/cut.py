@@ -22,16 +22,13 @@ cut is the saved set of the fastest plan.
 
 Sources: the cut over saved values is that of Horace He and Shangdi Yu, "Transcending
 Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", MLSys 2023; the
-price per byte and the pivot make it a Lagrangian bound. Breakpoints along the price
-are found by intersecting lines: M. Eisner and D. Severance, J. ACM 23(4), 1976,
-doi:10.1145/321978.321982. Not networkx: its flow is pure Python, 100 times slower.
+price per byte and the pivot make it a Lagrangian bound (`gcpass.solvers.frontier`).
+Not networkx: its flow is pure Python, 100 times slower.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +46,6 @@ INFINITE = 1 << 58  # capacity that no finite cut reaches; several fit in 63 bit
 COST_UNITS = float(1 << 38)  # resolution of the summed recompute cost
 FINITE_UNITS = float(1 << 44)  # dearer than all recompute, thousands fit in a flow
 TIE_UNITS = 1 << 10  # resolution of the second goal of a lexicographic cut
-MAX_FLOWS = 40  # per frontier; more breakpoints are closer than plans can be built
 _SOURCE, _SINK = 0, 1
 
 
@@ -173,70 +169,6 @@ def boundary_cut(problem: Problem) -> CutProblem:
     and inputs are there anyway.
     """
     return _network(problem, at_boundary(problem))
-
-
-def frontier(
-    network: CutProblem,
-    *,
-    cap_lo: int = 0,
-    cap_hi: int | None = None,
-    flows: int = MAX_FLOWS,
-) -> list[CutResult]:
-    """Return choices along the price, from the one that saves most to the least.
-
-    These are vertices of the lower convex hull of (saved bytes, cost), with those of
-    the two ends. Where `flows` does not suffice the widest gaps are refined first.
-
-    Args:
-        network: the cut problem.
-        cap_lo: bytes; pairs of neighbours that both save less are not refined.
-        cap_hi: bytes; likewise for pairs that both save more; None: no limit.
-        flows: number of minimum cuts to compute at most.
-    """
-    ends = [network.fastest(), network.least()]
-    chain = [result for result in ends if result is not None]
-    done: set[tuple[int, int]] = set()
-    for _ in range(flows - len(ends)):
-        gap = _widest_gap(chain, done, cap_lo, cap_hi)
-        if gap is None:
-            break
-        left, right = chain[gap], chain[gap + 1]
-        done.add((left.saved_bytes, right.saved_bytes))
-        middle = network.solve(crossing(left, right))
-        if middle is not None and _strictly_between(left, middle, right):
-            chain.insert(gap + 1, middle)
-    if len(chain) == 2 and chain[0].saved_bytes == chain[1].saved_bytes:
-        chain.pop()
-    return chain
-
-
-def crossing(more: CutResult, less: CutResult) -> float:
-    """Return the price per byte at which the two choices cost the same."""
-    saved_bytes = more.saved_bytes - less.saved_bytes
-    return max(0.0, less.cost_seconds - more.cost_seconds) / saved_bytes
-
-
-def _widest_gap(
-    chain: Sequence[CutResult],
-    done: set[tuple[int, int]],
-    cap_lo: int,
-    cap_hi: int | None,
-) -> int | None:
-    best, best_area = None, 0.0
-    for i, (left, right) in enumerate(itertools.pairwise(chain)):
-        if left.saved_bytes <= cap_lo or (left.saved_bytes, right.saved_bytes) in done:
-            continue
-        if cap_hi is not None and right.saved_bytes > cap_hi:
-            continue
-        width = left.saved_bytes - right.saved_bytes
-        area = width * (right.cost_seconds - left.cost_seconds)
-        if area > best_area:
-            best, best_area = i, area
-    return best
-
-
-def _strictly_between(left: CutResult, middle: CutResult, right: CutResult) -> bool:
-    return left.saved_bytes > middle.saved_bytes > right.saved_bytes
 
 
 def _units(seconds: FloatArray, scale: float, unit: int = 1) -> IntArray:

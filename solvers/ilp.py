@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gcpass.solvers.cut import CutResult, boundary_cut, frontier
+from gcpass.solvers.cut import CutResult, boundary_cut
 from gcpass.solvers.errors import SolverError
+from gcpass.solvers.frontier import frontier
 from gcpass.solvers.ilp_model import Model, build, cp_model
 from gcpass.solvers.problem import OpId, Problem, Termination, ValueId
 

@@ -165,12 +165,6 @@ def _fixed(
             fixed.update(
                 v for v in operations[op].reads if values[v].origin is Origin.TANGENT
             )
-    if x.phase is Phase.FORWARD:
-        # Both executions lie in the forward, where nothing runs twice.
-        for op in later:
-            if operations[op].phase is Phase.FORWARD:
-                reads = materialized_reads(problem, writers, op)
-                fixed.update(v for v in reads if writers[v] in before)
     return fixed
 
 

@@ -7,10 +7,14 @@ operations are numbered in the given execution order, which is topological, and
 every solver breaks ties by id, so the same problem gives the same solution.
 
 A **solution** is a sequence of executions. Executions before ``boundary`` are the
-forward (each operation at most once), the rest is the backward; recomputation is
-a further execution of an operation in the backward, any number of times. What it
+forward, the rest is the backward; recomputation is a further execution of an
+operation on either side, any number of times. What it
 costs and how many bytes it needs is defined in `gcpass.solvers.liveness` and, once
 more and independently, in `gcpass.solvers.check`.
+
+One **plain sequence** without that distinction, as published instances have it, is the
+case where every operation is of `Phase.BACKWARD` and the boundary is 0: any order, any
+number of repeats, nothing crosses.
 
 Fusing compilers do not materialize every value. An operation marked ``fusible``
 (pointwise) can be computed inside the kernels of its readers when all of them are
@@ -34,7 +38,7 @@ ValueId = NewType("ValueId", int)
 class Phase(Enum):
     """When an operation may be executed for the first time."""
 
-    FORWARD = "forward"  # the forward's outputs need it: once, before the boundary
+    FORWARD = "forward"  # the forward's outputs need it: before the boundary
     EITHER = "either"  # independent of the tangents, read by the backward only
     BACKWARD = "backward"  # depends on a tangent: only after the boundary
 
@@ -168,8 +172,10 @@ class Solution:
         plan: the best plan found, None when infeasible.
         termination: why the solver stopped; `limit` names the limit if it was one.
         bound_seconds: no plan within the budget costs less (proven).
-        floor_bytes: the least peak this solver can reach.
-        limit: None, or the name of the limit that stopped it ("time").
+        floor_bytes: the least peak found so far; without a plan, the least that this
+            solver can reach.
+        limit: None, or what stopped it: "time", or "moves" of a search that has no
+            end of its own.
     """
 
     plan: Plan | None

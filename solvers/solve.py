@@ -1,10 +1,8 @@
-"""The solver that gcpass uses: every method on one problem, the best plan wins.
+"""The solver that gcpass uses: a plan for a budget, with a bound on every plan.
 
-`Planner` keeps what one problem's solves share: the fastest plan (the cheapest cut at
-the boundary), the frontier of saved sets along the price of a byte, and the plans
-already built. Plans are built for caps from a fixed geometric grid, never for the
-budget itself: a larger budget chooses among a superset, so it cannot get a dearer
-plan.
+A `Planner` keeps what the solves of one problem share. Problems in which values can be
+fused into their readers' kernels go to `gcpass.solvers.capped`, the others to
+`gcpass.solvers.flat`.
 """
 
 from __future__ import annotations
@@ -12,33 +10,51 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gcpass.solvers.bound import Bound, given_order, lower_bound_seconds
-from gcpass.solvers.cut import CutResult, boundary_cut, frontier
+from gcpass.solvers.bound import Bound, Moments, given_order, moments
+from gcpass.solvers.capped import CappedPlanner
 from gcpass.solvers.errors import SolverError
-from gcpass.solvers.ilp import solve_saved_set
-from gcpass.solvers.liveness import make_plan
-from gcpass.solvers.polish import drop_redundant
-from gcpass.solvers.problem import (
-    Phase,
-    Plan,
-    Problem,
-    Solution,
-    Termination,
-    ValueId,
-)
-from gcpass.solvers.schedule import Index, build, index_problem
+from gcpass.solvers.flat import FlatPlanner, warm_up
+from gcpass.solvers.problem import Plan, Problem, Solution, Termination
 
 log = logging.getLogger("gcpass.solvers")
 
-GRID_RATIO = 0.97  # of one cap to the next: plans lie at most 3 % apart
-SAVED_SETS = 6  # of the frontier, tried at every cap
-CAPS_BELOW = 4  # caps to look further down after the first that fits
-FLOOR_PRECISION = 0.01  # of the cap, when searching the least peak
-INTEGER_WORK = 1.0  # CP-SAT's deterministic time; about 2 s at 1,000 operations
-INTEGER_WALL_S = 20.0  # outermost guard; the work limit stops it before
 METHODS = ("auto", "min_cut", "greedy")
+NO_BUDGET = 1 << 62  # bytes
+ANNEALED_SHARE = 0.75  # of the time limit; building and proving take the rest
+MOVE_SECONDS = 0.9e-6  # of one worker, and as much again for each edge at an operation
+EDGE_SECONDS = 0.15e-6
+
+
+def solve(
+    problem: Problem, budget_bytes: int, *, time_limit_s: float = 10.0
+) -> Solution:
+    """Return the cheapest plan found within the budget, with a bound on all.
+
+    The limit is turned into a number of annealing moves from the size of the problem
+    alone, so on a machine that is fast enough the result does not depend on its speed.
+    On a slower one the limit stops between two parts of the work, and the solution
+    says so.
+
+    Args:
+        problem: the problem.
+        budget_bytes: limit of the peak.
+        time_limit_s: seconds; 0: construct a plan only.
+    """
+    planner = Planner(
+        problem=problem,
+        moves=moves_for(problem, time_limit_s),
+        deadline=time.monotonic() + max(time_limit_s, 1.0),
+    )
+    return planner.solve(budget_bytes)
+
+
+def moves_for(problem: Problem, time_limit_s: float) -> int:
+    """Return how many annealing moves a worker makes within a time limit."""
+    edges = sum(len(op.reads) for op in problem.operations)
+    degree = edges / max(1, len(problem.operations))
+    return int(ANNEALED_SHARE * time_limit_s / (MOVE_SECONDS + EDGE_SECONDS * degree))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,67 +64,58 @@ class Planner:
     Attributes:
         problem: the problem.
         method: "auto", "min_cut" or "greedy".
+        moves: annealing moves per budget, for problems without fusion; 0: none.
         deadline: `time.monotonic()` after which no further plan is tried.
         strict: raise when ortools fails, instead of going on without it.
     """
 
     problem: Problem
     method: str = "auto"
+    moves: int = 0
     deadline: float = math.inf
     strict: bool = False
-    hit_limit: bool = False
-    _index: Index | None = None
-    _sets: list[tuple[ValueId, ...]] | None = None
-    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
-    _fastest: Plan | None = None
-    _floor: Plan | None = None
+    _engine: CappedPlanner | FlatPlanner | None = None
+    _moments: Moments | None = None
 
     @property
     def fastest(self) -> Plan:
         """The plan without a budget."""
-        if self._fastest is None:
-            plan = self._build(0, math.inf)
-            self._fastest = self._merge(plan, plan.peak_bytes)
-        return self._fastest
+        return self._method().fastest
 
     @property
     def floor(self) -> Plan:
         """The plan of the least peak that the methods reach."""
-        if self._floor is None:
-            self._floor = self._search_floor()
-        return self._floor
+        return self._method().floor
 
     def solve(self, budget_bytes: int | None) -> Solution:
         """Return the cheapest plan within the budget, with a bound on any plan."""
-        if budget_bytes is None or self.fastest.peak_bytes <= budget_bytes:
-            plan: Plan | None = self.fastest
-        else:
-            plan = self._within(budget_bytes)
-        if plan is None:
-            return Solution(
-                plan=None,
-                termination=Termination.INFEASIBLE,
-                bound_seconds=math.inf,
-                floor_bytes=self.floor.peak_bytes,
-            )
+        engine = self._method()
+        plan = engine.fastest
+        if budget_bytes is not None and plan.peak_bytes > budget_bytes:
+            found = engine.within(budget_bytes)
+            if found is None:
+                return self._without_plan(engine)
+            plan = found
         bound = self.bound(budget_bytes).seconds
+        limit = self._limit(engine)
         if plan.cost_seconds <= bound * (1 + 1e-9):
-            termination = Termination.OPTIMAL
+            termination, limit = Termination.OPTIMAL, None
         else:
-            termination = Termination.LIMIT if self.hit_limit else Termination.FEASIBLE
+            termination = Termination.LIMIT if limit else Termination.FEASIBLE
         return Solution(
             plan=plan,
             termination=termination,
             bound_seconds=min(bound, plan.cost_seconds),
-            floor_bytes=self.floor.peak_bytes,
-            limit="time" if self.hit_limit else None,
+            floor_bytes=min(engine.reached_bytes, plan.peak_bytes),
+            limit=limit,
         )
 
     def bound(self, budget_bytes: int | None) -> Bound:
         """Return the proven bound; the trivial one when ortools is not usable."""
-        limit = budget_bytes if budget_bytes is not None else 1 << 62
         try:
-            return lower_bound_seconds(self.problem, limit)
+            return self._cuts().bound(
+                NO_BUDGET if budget_bytes is None else budget_bytes
+            )
         except SolverError as error:
             log.warning("no bound beyond the trivial one: %s", error)
             sequence, _ = given_order(self.problem)
@@ -117,173 +124,41 @@ class Planner:
             )
             return Bound(seconds=seconds, infeasible_proven=False, pivot=None)
 
-    # --- search -------------------------------------------------------------------
-
-    def _within(self, budget_bytes: int) -> Plan | None:
-        """Return the cheapest plan with a peak within the budget."""
-        best: Plan | None = None
-        level = self._level(budget_bytes)
-        found_at: int | None = None
-        while found_at is None or level <= found_at + CAPS_BELOW:
-            cap = self._cap(level)
-            if cap < self._least_cap() or time.monotonic() > self.deadline:
-                self.hit_limit |= time.monotonic() > self.deadline
-                break
-            for choice in range(len(self.saved_sets)):
-                plan = self._build(choice, cap)
-                if plan.peak_bytes > budget_bytes:
-                    continue
-                found_at = level if found_at is None else found_at
-                if best is None or _better(plan, best):
-                    best = plan
-            level += 1
-        integer = self._integer_set(budget_bytes)
-        for factor in (1.0, GRID_RATIO, GRID_RATIO**2) if integer else ():
-            assert integer is not None
-            plan = self._build_for(integer, budget_bytes * factor, "integer program")
-            if plan.peak_bytes <= budget_bytes:
-                polished = self._merge(plan, budget_bytes)
-                if best is None or _better(polished, self._merge(best, budget_bytes)):
-                    best = polished
-                break
-        floor = self.floor
-        if floor.peak_bytes <= budget_bytes and (best is None or _better(floor, best)):
-            best = floor
-        return None if best is None else self._merge(best, budget_bytes)
-
-    def _search_floor(self) -> Plan:
-        """Return a plan of the least peak found by bisection on the cap.
-
-        Two saved sets suffice to find how low eviction gets; every set is then tried
-        at the caps around the least peak, for the cheapest plan that reaches it.
-        """
-        count = len(self.saved_sets)
-        least = self.fastest
-        for choice in sorted({0, count // 2}):
-            low, high = 0.0, float(least.peak_bytes)
-            while high - low > FLOOR_PRECISION * high:
-                middle = (low + high) / 2
-                plan = self._build(choice, middle)
-                least = min(least, plan, key=_lowest)
-                if plan.peak_bytes <= middle * (1 + FLOOR_PRECISION):
-                    high = middle
-                else:
-                    low = middle
-        for choice in range(count):
-            for factor in (1.0, GRID_RATIO):
-                plan = self._build(choice, least.peak_bytes * factor)
-                least = min(least, plan, key=_lowest)
-        return self._merge(least, least.peak_bytes)
-
-    def _merge(self, plan: Plan, budget_bytes: int) -> Plan:
-        return drop_redundant(self.problem, plan, budget_bytes, deadline=self.deadline)
-
-    def _build(self, choice: int, cap: float) -> Plan:
-        key = (choice, -1 if cap == math.inf else int(cap))
-        if key not in self._plans:
-            name = "eviction" if choice == 0 else "cut"
-            self._plans[key] = self._build_for(self.saved_sets[choice], cap, name)
-        return self._plans[key]
-
-    def _build_for(self, saved: tuple[ValueId, ...], cap: float, name: str) -> Plan:
-        sequence, boundary = build(self.problem, self.index, saved, cap)
-        return make_plan(self.problem, sequence, boundary, name)
-
-    # --- shared pieces ------------------------------------------------------------
-
-    @property
-    def index(self) -> Index:
-        """What every build needs, computed once."""
-        if self._index is None:
-            self._index = index_problem(self.problem)
-        return self._index
-
-    @property
-    def saved_sets(self) -> list[tuple[ValueId, ...]]:
-        """Sets of values to save, from the fastest plan's to the smallest."""
-        if self._sets is None:
-            self._sets = self._choose_sets()
-        return self._sets
-
-    def _choose_sets(self) -> list[tuple[ValueId, ...]]:
-        if self.method == "greedy":
-            return [_everything(self.problem)]
-        try:
-            chain = frontier(boundary_cut(self.problem), flows=16)
-        except SolverError as error:
-            self._fall_back(error)
-            return [_everything(self.problem)]
-        if not chain:
-            raise SolverError("no set of saved values satisfies the constraints")
-        return [r.saved for r in _spread(chain, SAVED_SETS)]
-
-    def _fall_back(self, error: SolverError) -> None:
-        """Go on with eviction only, saying so, or raise if that is what is wanted."""
-        if self.strict:
-            raise error
-        log.warning("planning by eviction only: %s", error)
-        self.method = "greedy"
-
-    def _integer_set(self, budget_bytes: int) -> tuple[ValueId, ...] | None:
-        """Return the saved set of the integer program, None when it has none."""
-        if self.method == "greedy" or time.monotonic() > self.deadline:
-            return None
-        try:
-            result = solve_saved_set(
-                self.problem,
-                budget_bytes,
-                deterministic_limit=INTEGER_WORK,
-                wall_limit_s=INTEGER_WALL_S,
-            )
-        except SolverError as error:
-            self._fall_back(error)
-            return None
-        return tuple(result.saved) if result.recomputed or result.saved else None
-
-    def _level(self, budget_bytes: int) -> int:
-        """Return the first grid level whose cap is within the budget."""
-        top = max(self.fastest.peak_bytes, 1)
-        if budget_bytes >= top:
-            return 0
-        return math.ceil(math.log(max(budget_bytes, 1) / top) / math.log(GRID_RATIO))
-
-    def _cap(self, level: int) -> float:
-        return self.fastest.peak_bytes * GRID_RATIO**level
-
-    def _least_cap(self) -> float:
-        """Return the cap under which nothing is gained any more."""
-        return self.floor.peak_bytes * GRID_RATIO**8
-
-
-def _lowest(plan: Plan) -> tuple[int, float]:
-    return plan.peak_bytes, plan.cost_seconds
-
-
-def _better(plan: Plan, other: Plan) -> bool:
-    return (plan.cost_seconds, plan.peak_bytes) < (other.cost_seconds, other.peak_bytes)
-
-
-def _everything(problem: Problem) -> tuple[ValueId, ...]:
-    """Return every value that the forward computes and may save."""
-    return tuple(
-        v
-        for op in problem.operations
-        if op.phase is Phase.FORWARD
-        for v in op.writes
-        if problem.values[v].savable
-    )
-
-
-def _spread(chain: list[CutResult], count: int) -> list[CutResult]:
-    """Return at most ``count`` of a chain, both ends and evenly by saved bytes."""
-    if len(chain) <= count:
-        return chain
-    lo, hi = chain[-1].saved_bytes, chain[0].saved_bytes
-    chosen: dict[int, None] = {}
-    for i in range(count):
-        want = hi + (lo - hi) * i / (count - 1)
-        nearest = min(
-            range(len(chain)), key=lambda k: (abs(chain[k].saved_bytes - want), k)
+    def _without_plan(self, engine: CappedPlanner | FlatPlanner) -> Solution:
+        return Solution(
+            plan=None,
+            termination=Termination.INFEASIBLE,
+            bound_seconds=math.inf,
+            floor_bytes=engine.floor.peak_bytes,
+            limit=self._limit(engine),
         )
-        chosen[nearest] = None
-    return [chain[k] for k in sorted(chosen)]
+
+    def _limit(self, engine: CappedPlanner | FlatPlanner) -> str | None:
+        if engine.hit_limit:
+            return "time"
+        return "moves" if self.moves and isinstance(engine, FlatPlanner) else None
+
+    def _cuts(self) -> Moments:
+        if self._moments is None:
+            self._moments = moments(self.problem)
+        return self._moments
+
+    def _method(self) -> CappedPlanner | FlatPlanner:
+        if self._engine is None:
+            fuses = any(op.fusible for op in self.problem.operations)
+            if fuses or self.method != "auto":
+                self._engine = CappedPlanner(
+                    problem=self.problem, method=self.method, strict=self.strict
+                )
+            else:
+                started = time.monotonic()
+                warm_up()
+                self.deadline += time.monotonic() - started
+                self._engine = FlatPlanner(
+                    problem=self.problem,
+                    moments=self._cuts(),
+                    moves=self.moves,
+                    strict=self.strict,
+                )
+        self._engine.deadline = self.deadline
+        return self._engine

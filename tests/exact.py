@@ -103,7 +103,7 @@ def _cross(problem: Problem, state: State, budget_bytes: int) -> Iterator[State]
 def _allowed(problem: Problem, state: State, op_id: int) -> bool:
     op = problem.operations[op_id]
     again = state.executed >> op_id & 1
-    if again and not (op.recomputable and state.backward):
+    if again and not op.recomputable:
         return False
     if op.phase is Phase.BACKWARD and not state.backward:
         return False

@@ -20,7 +20,7 @@ from torch import fx
 import gcpass
 from gcpass import partition, store
 from gcpass.capture import output_nodes
-from gcpass.solvers import solve
+from gcpass.solvers import cut
 from tests.nets import Mlp
 from tests.training import compiled, gradients, plan, relative
 
@@ -257,7 +257,7 @@ def test_a_failing_solver(
     def fails(*_: Any, **__: Any) -> Any:
         raise gcpass.SolverError("maximum flow ended with BAD_INPUT")
 
-    monkeypatch.setattr(solve, "frontier", fails)
+    monkeypatch.setattr(cut, "_min_cut", fails)
     with caplog.at_level(logging.WARNING, logger="gcpass"):
         trains("min")
     assert any("BAD_INPUT" in r.getMessage() for r in caplog.records)

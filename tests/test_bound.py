@@ -15,7 +15,8 @@ from gcpass.solvers.bound import (
     given_order,
     lower_bound_seconds,
 )
-from gcpass.solvers.cut import CutProblem, boundary_cut, cut, frontier
+from gcpass.solvers.cut import CutProblem, boundary_cut, cut
+from gcpass.solvers.frontier import frontier
 from gcpass.solvers.liveness import simulate
 from gcpass.solvers.moment import needed_operations
 from gcpass.solvers.problem import OpId, Origin, Phase, Problem, ValueId
