@@ -42,7 +42,7 @@ from gcpass.solvers.timeline import (
 )
 
 COOLING = 0.03  # last temperature / first
-OVER_BUDGET = 5.0  # relative cost of needing twice the budget
+HARDENING = 0.5  # the weight of an excess grows 6 times while a run cools
 _THRESHOLDS: FloatArray = -np.log((np.arange(4096) + 0.5) / 4096.0)
 _CHUNK = 4096  # moves at one temperature
 _WORTH = 1e-5  # relative gain for which a sequence is written down on the way
@@ -57,7 +57,8 @@ class Settings(NamedTuple):
         budget: bytes.
         moves: number of moves tried.
         hot, cold: first and last temperature, in relative cost.
-        weight: relative cost of an excess as large as the budget.
+        weight: relative cost of an excess as large as the budget, at first.
+        hardening: the weight grows by this power of the fall in temperature.
         evict, add, drop: shares of these moves in 1; the rest are shifts.
         reach: largest shift in slots, as a power of two.
     """
@@ -67,6 +68,7 @@ class Settings(NamedTuple):
     hot: float
     cold: float
     weight: float
+    hardening: float
     evict: float
     add: float
     drop: float
@@ -110,11 +112,14 @@ def anneal(
     temperature = settings.hot
     steps = max(1, settings.moves // _CHUNK)
     cooling = (settings.cold / settings.hot) ** (1.0 / steps)
-    energy = cost / base + settings.weight * max(0.0, (peak - budget) / budget)
+    weight = settings.weight
+    energy = cost / base + weight * max(0.0, (peak - budget) / budget)
     for move in range(settings.moves):
         if move % _CHUNK == 0 and move:
             temperature *= cooling
+            weight /= cooling**settings.hardening
             cost = total_cost(net, line)  # without the rounding of many sums
+            energy = cost / base + weight * max(0.0, (peak - budget) / budget)
         if not _propose(net, line, state, settings, edits):
             continue
         if not _apply(net, line, edits):
@@ -126,7 +131,7 @@ def anneal(
             new_cost -= net.cost[edits[2]]
         new_peak = peak_bytes(line)
         over = max(0.0, (new_peak - budget) / budget)
-        new_energy = new_cost / base + settings.weight * over
+        new_energy = new_cost / base + weight * over
         limit = temperature * thresholds[_below(state, len(thresholds))]
         if new_energy - energy > limit:
             _undo(net, line, edits)
@@ -287,7 +292,11 @@ def _before(
 
 
 def settings_for(
-    net: Network, budget_bytes: int, moves: int, hot: float, slots: int
+    net: Network,
+    budget_bytes: int,
+    moves: int,
+    heat: tuple[float, float],
+    slots: int,
 ) -> Settings:
     """Return settings with the usual shares of moves.
 
@@ -295,16 +304,17 @@ def settings_for(
         net: the network.
         budget_bytes: bytes.
         moves: number of moves.
-        hot: first temperature, in mean operation costs.
+        heat: first temperature in mean operation costs, and first weight.
         slots: of the timeline.
     """
-    share = hot / max(1, len(net.cost))
+    share = heat[0] / max(1, len(net.cost))
     return Settings(
         budget=budget_bytes,
         moves=moves,
         hot=share,
         cold=share * COOLING,
-        weight=OVER_BUDGET,
+        weight=heat[1],
+        hardening=HARDENING,
         evict=0.1,
         add=0.08,
         drop=0.2,

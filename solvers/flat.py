@@ -98,6 +98,7 @@ class FlatPlanner:
                 budget_bytes,
                 self.moves,
                 self.deadline,
+                self._bound_seconds(budget_bytes) * (1 + 1e-12),
             )
             self.hit_limit |= stopped
             self._archive.append(best)
@@ -143,6 +144,12 @@ class FlatPlanner:
             return floor_lower_bound_bytes(self.problem)
         except SolverError:
             return 0
+
+    def _bound_seconds(self, budget_bytes: int) -> float:
+        try:
+            return self.moments.bound(budget_bytes).seconds
+        except SolverError:
+            return self.moments.base_seconds
 
     def _plan(self, found: Found) -> Plan:
         sequence, boundary = self._builder.numbering.sequence(found.sequence)

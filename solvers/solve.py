@@ -22,7 +22,7 @@ log = logging.getLogger("gcpass.solvers")
 
 METHODS = ("auto", "min_cut", "greedy")
 NO_BUDGET = 1 << 62  # bytes
-ANNEALED_SHARE = 0.75  # of the time limit; building and proving take the rest
+ANNEALED_SHARE = 0.7  # of the time limit; building and proving take the rest
 MOVE_SECONDS = 0.9e-6  # of one worker, and as much again for each edge at an operation
 EDGE_SECONDS = 0.15e-6
 
