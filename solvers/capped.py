@@ -13,6 +13,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from gcpass.solvers.chains import chain_plans, lowest_chain_plans
 from gcpass.solvers.cut import CutResult, boundary_cut
 from gcpass.solvers.errors import SolverError
 from gcpass.solvers.frontier import frontier
@@ -28,6 +29,7 @@ GRID_RATIO = 0.97  # of one cap to the next: plans lie at most 3 % apart
 SAVED_SETS = 6  # of the frontier, tried at every cap
 CAPS_BELOW = 4  # caps to look further down after the first that fits
 FLOOR_PRECISION = 0.01  # of the cap, when searching the least peak
+CHAIN_OVERHEAD = 1.15  # of the fastest plan: half a forward is recomputed
 INTEGER_WORK = 1.0  # CP-SAT's deterministic time; about 2 s at 1,000 operations
 INTEGER_WALL_S = 20.0  # outermost guard; the work limit stops it before
 
@@ -108,10 +110,21 @@ class CappedPlanner:
                 break
         else:
             best = None if best is None else self._merge(best, budget_bytes)
+        if self._is_dear(best):
+            for plan in chain_plans(self.problem, budget_bytes):
+                plan = self._merge(plan, budget_bytes)
+                best = plan if best is None or _better(plan, best) else best
         floor = self.floor
         if floor.peak_bytes <= budget_bytes and (best is None or _better(floor, best)):
             best = floor
         return best
+
+    def _is_dear(self, best: Plan | None) -> bool:
+        """Whether the chain methods may do better, which know how to recompute twice."""
+        if self.method != "auto" or time.monotonic() > self.deadline:
+            return False
+        fastest = self.fastest.cost_seconds
+        return best is None or best.cost_seconds > CHAIN_OVERHEAD * fastest
 
     def _search_floor(self) -> Plan:
         """Return a plan of the least peak found by bisection on the cap.
@@ -135,6 +148,8 @@ class CappedPlanner:
             for factor in (1.0, GRID_RATIO):
                 plan = self._build(choice, least.peak_bytes * factor)
                 least = min(least, plan, key=_lowest)
+        for plan in lowest_chain_plans(self.problem) if self.method == "auto" else ():
+            least = min(least, plan, key=_lowest)
         return self._merge(least, least.peak_bytes)
 
     def _merge(self, plan: Plan, budget_bytes: int) -> Plan:

@@ -70,6 +70,7 @@ class Builder:
     moments: Moments
     line: Timeline = field(init=False)
     _at: dict[OpId | None, PivotNetwork] = field(init=False, default_factory=dict)
+    _narrow: dict[OpId | None, list[IntArray]] = field(init=False, default_factory=dict)
     _forced: dict[tuple[OpId | None, int], Frontier] = field(
         init=False, default_factory=dict
     )
@@ -110,6 +111,11 @@ class Builder:
             drop_repeats(self.net, self.line, budget_bytes)
         return self._found("eviction" if evicts else "cut")
 
+    def narrow_places(self, budget_bytes: int) -> int:
+        """Return how many places could be cut where memory is shortest."""
+        counts = (len(self._waists(pivot)) for pivot in self._pivots(budget_bytes))
+        return max(counts, default=0)
+
     def _from_cut(
         self, pivot: OpId | None, every: int, budget_bytes: int
     ) -> tuple[Found | None, bool]:
@@ -141,7 +147,7 @@ class Builder:
             return self.moments.frontier(pivot)
         if (pivot, every) not in self._forced:
             network = self.moments.frontier(pivot).network
-            places = waists(self.net, self._moment(pivot).before)[::-1][::every]
+            places = self._waists(pivot)[::-1][::every]
             writers = {int(o) for values in places for o in self.net.writer[values]}
             costs = network.costs.copy()
             for i, op_id in enumerate(network.operations):
@@ -152,8 +158,13 @@ class Builder:
         return self._forced[pivot, every]
 
     def _strides(self, pivot: OpId | None) -> list[int]:
-        count = len(waists(self.net, self._moment(pivot).before))
+        count = len(self._waists(pivot))
         return [1 << i for i in range(count.bit_length() - 1)]
+
+    def _waists(self, pivot: OpId | None) -> list[IntArray]:
+        if pivot not in self._narrow:
+            self._narrow[pivot] = waists(self.net, self._moment(pivot).before)
+        return self._narrow[pivot]
 
     def _pivots(self, budget_bytes: int) -> list[OpId | None]:
         """Return the moments that prove most, and the boundary if there is one."""

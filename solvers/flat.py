@@ -7,15 +7,17 @@ is kept: a later budget chooses among it, too.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
 from gcpass.solvers.accelerate import COMPILED
 from gcpass.solvers.bound import Moments, floor_lower_bound_bytes, moments
+from gcpass.solvers.chains import chain_plans, lowest_chain_plans
 from gcpass.solvers.construct import Builder, Found
 from gcpass.solvers.errors import SolverError
 from gcpass.solvers.liveness import make_plan
@@ -33,6 +35,8 @@ from gcpass.solvers.timeline import BARRED_BYTES
 
 log = logging.getLogger("gcpass.solvers")
 
+CHAIN_GAP = 1.01  # of the bound: the chain methods are not asked below
+CHAIN_STAGES = 4  # narrow places that make a chain
 FLOOR_RATIOS = (0.0, 0.5, 0.75, 0.9, 0.97, 0.99)  # of the least peak, as targets
 
 
@@ -91,6 +95,7 @@ class FlatPlanner:
         if self._given.peak_bytes <= budget_bytes:
             return self._plan(self._given)
         self._archive += self._built(budget_bytes)
+        self._add_chain_plans(budget_bytes)
         if self.moves and self._lower_bound() <= budget_bytes:
             best, stopped = improve(
                 self._builder.net,
@@ -118,6 +123,27 @@ class FlatPlanner:
             log.warning("planning by eviction only: %s", error)
             yield self._builder.fit(self._given.sequence, budget_bytes)
 
+    def _add_chain_plans(self, budget_bytes: int) -> None:
+        """Add what the chain methods find where construction may have missed much."""
+        best = min(self._archive, key=lambda found: rank(found, budget_bytes))
+        enough = CHAIN_GAP * self._bound_seconds(budget_bytes)
+        fits = best.peak_bytes <= budget_bytes
+        if (fits and best.cost_seconds <= enough) or not self._is_chain(budget_bytes):
+            return
+        self._add(chain_plans(self.problem, budget_bytes), budget_bytes)
+
+    def _is_chain(self, budget_bytes: int) -> bool:
+        try:
+            return self._builder.narrow_places(budget_bytes) >= CHAIN_STAGES
+        except SolverError:
+            return False
+
+    def _add(self, plans: Iterable[Plan], budget_bytes: int) -> None:
+        for plan in plans:
+            numbers = self._builder.numbering.numbers(plan.sequence, plan.boundary)
+            found = self._builder.fit(numbers, budget_bytes)
+            self._archive.append(dataclasses.replace(found, origin=plan.origin))
+
     def _search_floor(self) -> Found:
         """Return the lowest sequence that construction finds.
 
@@ -125,6 +151,9 @@ class FlatPlanner:
         so targets start low and come closer to the least peak while that helps.
         """
         low = self._lower_bound()
+        if self._is_chain(low):
+            for plan in lowest_chain_plans(self.problem):
+                self._add([plan], plan.peak_bytes)
         for ratio in FLOOR_RATIOS:
             before = None
             while before != self.reached_bytes and not self.hit_limit:

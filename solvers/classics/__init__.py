@@ -3,8 +3,9 @@
 Each takes a problem and a limit of the peak in bytes (None: no limit) and returns a
 `gcpass.solvers.problem.Solution`: INFEASIBLE without a plan when the method has none
 within the limit, a plan that `gcpass.solvers.check` accepts otherwise. They work on
-training problems and, through `gcpass.solvers.turn`, on plain sequences. None of them
-is what gcpass plans with; that is `gcpass.solvers.solve`.
+training problems and, through `gcpass.solvers.turn`, on plain sequences. What gcpass
+plans with is `gcpass.solvers.solve`; of these it asks Revolve and rotor, where others
+leave a gap.
 """
 
 from __future__ import annotations
