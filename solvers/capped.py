@@ -120,7 +120,7 @@ class CappedPlanner:
         return best
 
     def _is_dear(self, best: Plan | None) -> bool:
-        """Whether the chain methods may do better, which know how to recompute twice."""
+        """Whether the chain methods may do better, which recompute more than once."""
         if self.method != "auto" or time.monotonic() > self.deadline:
             return False
         fastest = self.fastest.cost_seconds

@@ -24,40 +24,60 @@ from gcpass.solvers.timeline import (
     at_or_before,
     can_remove,
     insert,
-    last_read,
     next_read,
     peak_bytes,
     peak_slot,
+    place_all,
     place_with_gap,
     remove,
     sequence_of,
 )
 
 LONGEST_CHAIN = 128  # operations computed again for one value
+PATIENCE = (64, 0.1)  # evictions without a lower peak, and more per operation
+WORTH = 1e-3  # relative: a peak that much lower is written down
 
 
 @compiled
 def evict(net: Network, line: Timeline, budget: int, work: int) -> bool:
-    """Edit the timeline until it fits; False when stuck or after the work.
+    """Edit the timeline until it fits; False when that cannot be done.
 
-    The work is counted in executions looked at for a value to drop, and in values
-    looked up to rebuild one.
+    It then holds the sequence of the lowest peak seen. The search gives up when the
+    work is done, or when `PATIENCE` evictions have not lowered the peak.
+
+    Args:
+        net: the network.
+        line: changed.
+        budget: bytes.
+        work: executions looked at for a value to drop, and values for rebuilding one.
     """
     left = np.array([work], dtype=np.int64)
     chain = np.empty(LONGEST_CHAIN, dtype=np.int64)
     stack = np.empty(LONGEST_CHAIN, dtype=np.int64)
     marked = np.zeros(len(net.cost), dtype=np.bool_)
+    lowest = sequence_of(line)
+    lowest_peak = peak_bytes(line)
+    idle = 0
+    patience = PATIENCE[0] + PATIENCE[1] * len(net.cost)
     while peak_bytes(line) > budget:
-        if left[0] < 0 or line.number[0] + LONGEST_CHAIN > len(line.operation) * 3 // 4:
-            return False
-        at = peak_slot(line)
-        slot, use = _cheapest(net, line, at, chain, stack, marked, left)
+        full = line.number[0] + LONGEST_CHAIN > len(line.operation) * 3 // 4
+        slot, use = NONE, NONE
+        if left[0] >= 0 and not full and idle <= patience:
+            at = peak_slot(line)
+            slot, use = _cheapest(net, line, at, chain, stack, marked, left)
         if slot == NONE:
+            place_all(net, line, lowest)
             return False
         op = line.operation[slot]
         count = _chain(net, line, op, use, chain, stack, marked, left)
         _insert_before(net, line, use, chain[:count])
         _forget(net, line, op)
+        idle += 1
+        if peak_bytes(line) < lowest_peak:
+            idle = 0
+            if peak_bytes(line) < lowest_peak * (1 - WORTH):
+                lowest = sequence_of(line)
+                lowest_peak = peak_bytes(line)
     return True
 
 
@@ -109,7 +129,8 @@ def _cheapest(
                 continue
             size += net.size[value]
             use = min(use, next_read(net, line, value, at))
-            unread = unread and last_read(net, line, value, slot, at + 1) == slot
+        for k in range(net.writes_from[op], net.writes_from[op + 1]):
+            unread = unread and next_read(net, line, net.writes[k], slot) >= use
         if size == 0 or (net.once[op] and not unread):
             continue
         count = _chain(net, line, op, use, chain, stack, marked, left)

@@ -37,7 +37,8 @@ log = logging.getLogger("gcpass.solvers")
 
 CHAIN_GAP = 1.01  # of the bound: the chain methods are not asked below
 CHAIN_STAGES = 4  # narrow places that make a chain
-FLOOR_RATIOS = (0.0, 0.5, 0.75, 0.9, 0.97, 0.99)  # of the least peak, as targets
+FLOOR_RATIOS = (0.0, 0.75, 0.9, 0.97, 0.99)  # of the least peak, as targets
+AGREEMENT = (4, 0.002)  # sequences whose peaks lie this close together: the floor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +149,8 @@ class FlatPlanner:
         """Return the lowest sequence that construction finds.
 
         A target far below what can be reached ends in a sequence that is stuck early,
-        so targets start low and come closer to the least peak while that helps.
+        so targets start low and come closer to the least peak while that helps. Where
+        several ways end at the same peak, nothing lower is expected.
         """
         low = self._lower_bound()
         if self._is_chain(low):
@@ -158,10 +160,14 @@ class FlatPlanner:
             before = None
             while before != self.reached_bytes and not self.hit_limit:
                 before = self.reached_bytes
-                if before <= low:
+                if before <= low or self._agree():
                     return self._least()
                 self._archive += self._built(max(low, int(before * ratio)))
         return self._least()
+
+    def _agree(self) -> bool:
+        limit = self.reached_bytes * (1 + AGREEMENT[1])
+        return sum(x.peak_bytes <= limit for x in self._archive) >= AGREEMENT[0]
 
     def _least(self) -> Found:
         return min(
@@ -182,7 +188,9 @@ class FlatPlanner:
 
     def _plan(self, found: Found) -> Plan:
         sequence, boundary = self._builder.numbering.sequence(found.sequence)
-        return make_plan(self.problem, sequence, boundary, found.origin)
+        plan = make_plan(self.problem, sequence, boundary, found.origin)
+        assert plan.peak_bytes == found.peak_bytes, "the timeline is the simulation"
+        return plan
 
 
 @cache

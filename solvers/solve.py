@@ -22,6 +22,8 @@ log = logging.getLogger("gcpass.solvers")
 
 METHODS = ("auto", "min_cut", "greedy")
 NO_BUDGET = 1 << 62  # bytes
+PIVOTS = (16, 128)  # moments that bounds look at: as a rule, and when there is time
+PIVOT_OPERATIONS = 200_000  # pivots times operations: about two seconds
 ANNEALED_SHARE = 0.7  # of the time limit; building and proving take the rest
 MOVE_SECONDS = 0.9e-6  # of one worker, and as much again for each edge at an operation
 EDGE_SECONDS = 0.15e-6
@@ -140,7 +142,11 @@ class Planner:
 
     def _cuts(self) -> Moments:
         if self._moments is None:
-            self._moments = moments(self.problem)
+            count = PIVOTS[0]
+            if self.moves:
+                fair = PIVOT_OPERATIONS // max(1, len(self.problem.operations))
+                count = max(PIVOTS[0], min(PIVOTS[1], fair))
+            self._moments = moments(self.problem, max_pivots=count)
         return self._moments
 
     def _method(self) -> CappedPlanner | FlatPlanner:
