@@ -74,7 +74,25 @@ def rewrite(
             n for n in emitter.graph.nodes if n.name in static_names
         ),
     )
+    early = {node.name for node in emitter.forward_nodes}
+    late = {node.name for node in emitter.graph.nodes} - early
+    _drop_dead(forward, late)
+    _drop_dead(backward, early)
     return Split(forward=forward, backward=backward, saved_names=names)
+
+
+def _drop_dead(module: fx.GraphModule, strangers: set[str]) -> None:
+    """Remove operations of the other side that nothing reads.
+
+    The extraction starts from everything a side can compute and removes dead code, but
+    not operators that may draw random numbers, such as attention without dropout: the
+    backward's copies of these, and all that they draw on, would run in the forward too.
+    """
+    graph = module.graph
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.name in strangers and not node.users:
+            graph.erase_node(node)
+    module.recompile()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 from gcpass.solvers.generate import Builder, chain, transformer
+from gcpass.solvers.plain import plain_sequence
 from gcpass.solvers.problem import Origin, Phase, Problem, ValueId
 
-__all__ = ["Builder", "chain", "random_problem", "transformer"]
+__all__ = ["Builder", "chain", "random_plain", "random_problem", "transformer"]
 
 
 def random_problem(
@@ -90,3 +91,26 @@ def _random_part(
         )
         made += writes
     return made
+
+
+def random_plain(seed: int, operations: int = 8) -> Problem:
+    """Return a random plain sequence: of all edges alike, or one that turns back.
+
+    One that turns back is a step of training: the second half reads the first in
+    reverse, so that a small budget asks for many repeats.
+    """
+    rng = random.Random(seed)
+    turns = seed % 3 > 0
+    half = operations // 2
+    edges = []
+    for node in range(1, operations):
+        reads = {node - 1} if turns or rng.random() < 0.7 else set()
+        if turns and node > half and rng.random() < 0.8:
+            reads.add(2 * half - node)
+        chance = 0.15 if turns else 0.35
+        reads |= {i for i in range(node - 1) if rng.random() < chance}
+        edges += [(i, node) for i in sorted(reads) if i >= 0]
+    largest = 3 if seed % 2 else 9
+    sizes = [rng.randint(1, largest) for _ in range(operations)]
+    costs = [float(rng.randint(1, 9)) for _ in range(operations)]
+    return plain_sequence(sizes, costs, edges, range(operations))

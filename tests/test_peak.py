@@ -80,6 +80,20 @@ def test_scheduled_peak_is_the_measured_one(name: str) -> None:
     assert plan().scheduled_peak_bytes == pytest.approx(peak, rel=HIDDEN_SHARE)
 
 
+def test_recomputed_attention_runs_in_the_backward_only() -> None:
+    # Attention may draw random numbers, so torch keeps it in a graph that nothing
+    # reads it in: copies for the backward must not run in the forward as well.
+    model, x = MODELS["transformer"]()
+    function = compiled(model, "min")
+    function(x).backward()
+    assert plan().recomputations > 0
+    with torch.autograd.profiler.profile() as events:
+        loss = function(x)
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert sum(event.name == attention for event in events.function_events) == 2
+    loss.backward()
+
+
 def test_a_budget_in_bytes() -> None:
     model, x = MODELS["mlp"]()
     budget = 12 * 2048 * 64 * 4
