@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gcpass.solvers.bound import floor_lower_bound_bytes
 from gcpass.solvers.check import check
+from gcpass.solvers.flat import warm_up
 from gcpass.solvers.instance import read_problem
 from gcpass.solvers.plain import budget_of, given_peak_bytes
 from gcpass.solvers.problem import Problem
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("instances", nargs="+", metavar="FILE[@BUDGET,...]")
     parser.add_argument("--time-limit", type=float, default=10.0)
     arguments = parser.parse_args()
+    warm_up()
     print(f"{'instance':28} budget  extra %  bound %    gap  peak %  seconds  plan by")
     for text in arguments.instances:
         path, _, fractions = text.partition("@")

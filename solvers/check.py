@@ -196,7 +196,12 @@ def _peak_bytes(problem: Problem, plan: Plan, trace: _Trace) -> int:
     touched, virtual = _touched(problem, plan, trace)
     starting: list[list[Written]] = [[] for _ in plan.sequence]
     for written in trace.readers:
-        if written not in virtual:
+        unread_tangent = (
+            problem.values[written[0]].origin is Origin.TANGENT
+            and not trace.readers[written]
+            and not problem.values[written[0]].held
+        )
+        if written not in virtual and not unread_tangent:
             starting[written[1]].append(written)
     sizes = [value.size_bytes for value in problem.values]
     alive = {w for w in trace.readers if problem.values[w[0]].held}

@@ -184,6 +184,7 @@ def lay_out(
     """Return the sequence; see the module docstring."""
     n = len(net.cost)
     head = _head(net, pivot, before, again, free, required)
+    rebuilt = again & ~(net.once & head)  # what cannot run twice is kept
     rank = np.zeros(n, dtype=np.float64)
     for op in range(n):
         rank[op] = op
@@ -204,7 +205,7 @@ def lay_out(
         done[step] = True
     for value in range(len(net.size)):
         writer = net.writer[value]
-        there[value] = done[writer] and (free[value] or not again[writer])
+        there[value] = done[writer] and (free[value] or not rebuilt[writer])
     stack = np.empty(n, dtype=np.int64)
     missing = np.empty(n, dtype=np.int64)
     marked = np.zeros(n, dtype=np.bool_)

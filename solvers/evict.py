@@ -118,7 +118,7 @@ def _cheapest(
         op = line.operation[slot]
         use = len(line.operation)
         size = 0
-        unread = True
+        unread = op != net.turn  # which must stay where it is
         for k in range(net.writes_from[op], net.writes_from[op + 1]):
             value = net.writes[k]
             if line.end[slot, k - net.writes_from[op]] <= at or net.held[value]:

@@ -64,6 +64,7 @@ class FlatPlanner:
     _given: Found = field(init=False)
     _archive: list[Found] = field(init=False)
     _floor: Found | None = None
+    _fastest: Plan | None = None
 
     def __post_init__(self) -> None:
         net, numbering = network_of(self.problem)
@@ -74,10 +75,11 @@ class FlatPlanner:
     @property
     def fastest(self) -> Plan:
         """The plan without a budget."""
-        plan = self.within(BARRED_BYTES - 1)
-        if plan is None:
+        if self._fastest is None:
+            self._fastest = self.within(BARRED_BYTES - 1)
+        if self._fastest is None:
             raise SolverError("no set of saved values satisfies the constraints")
-        return plan
+        return self._fastest
 
     @property
     def reached_bytes(self) -> int:

@@ -14,7 +14,8 @@ again):
    the latest end of the readers of its virtual instances otherwise or beyond.
 5. A materialized instance lives from t to the latest end of its readers; without
    readers it lives during its own execution.
-6. A tangent lives from the boundary to the latest end of its readers.
+6. A tangent lives from the boundary to the latest end of its readers; without readers
+   it is there between forward and backward only.
 7. Memory during execution t is the sum of what is alive, plus its workspace. Between
    forward and backward it is what crosses, tangents included, plus `between_bytes`.
    The peak is the largest of all these.
@@ -174,6 +175,8 @@ def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
             last = length - 1
         else:
             last = start[slot] if start[slot] < length else length - 1
+            if slot < tangents and not readers[slot]:
+                last = start[slot] - 1
             for r in readers[slot]:
                 if end_of[r] > last:
                     last = end_of[r]

@@ -99,6 +99,7 @@ def at_pivot(problem: Problem, pivot: OpId) -> Moment:
     before = set(_ancestors(problem, writers, (pivot,))) - {pivot}
     if backward:
         before.update(_of_phase(problem, Phase.FORWARD))
+    before |= _earlier_draws(problem, writers, {pivot, *before})
     later = _descendants(problem, writers, pivot) & needed_operations(problem)
     fixed = _fixed(problem, writers, pivot, before, later)
     costs = [0.0] * len(operations)
@@ -115,6 +116,19 @@ def at_pivot(problem: Problem, pivot: OpId) -> Moment:
         ]
     read = _read_from_outside(problem, (pivot, *later))
     return _moment(problem, pivot, writers, fixed, read, costs, tolls)
+
+
+def _earlier_draws(
+    problem: Problem, writers: Writers, ran: set[OpId]
+) -> frozenset[OpId]:
+    """Return what ran before because random draws of the forward keep their order."""
+    draws = [
+        op_id
+        for op_id in _of_phase(problem, Phase.FORWARD)
+        if not problem.operations[op_id].recomputable
+    ]
+    latest = max((op_id for op_id in draws if op_id in ran), default=OpId(0))
+    return _ancestors(problem, writers, (o for o in draws if o < latest))
 
 
 def _moment(

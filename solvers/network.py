@@ -154,7 +154,8 @@ class _Builder:
         value = self.problem.values[value_id]
         self.size.append(value.size_bytes)
         self.held.append(value.held)
-        self.barred.append(not value.savable and not value.held)
+        computed = value.origin is Origin.COMPUTED
+        self.barred.append(computed and not value.savable and not value.held)
         self.value_of[value_id] = len(self.size) - 1
         return len(self.size) - 1
 
@@ -216,8 +217,18 @@ class _Builder:
             self.reads[turn].append(self._token(number))
         token = self._token(turn)
         for number in range(turn + 1, len(self.order)):
-            if ops[self.order[number]].phase is Phase.BACKWARD:
+            op = ops[self.order[number]]
+            if op.phase is Phase.BACKWARD:
                 self.reads[number].append(token)
+            elif not op.recomputable:
+                # A draw that the forward may take keeps its place among the draws.
+                if previous != NONE and self.order[previous] > self.order[number]:
+                    self.reads[number].append(token)
+                elif previous != NONE:
+                    self.reads[number].append(self._token(previous))
+                    previous = number
+                else:
+                    previous = number
 
 
 def _rows(lists: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:

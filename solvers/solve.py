@@ -24,7 +24,7 @@ METHODS = ("auto", "min_cut", "greedy")
 NO_BUDGET = 1 << 62  # bytes
 PIVOTS = (16, 128)  # moments that bounds look at: as a rule, and when there is time
 PIVOT_OPERATIONS = 200_000  # pivots times operations: about two seconds
-ANNEALED_SHARE = 0.7  # of the time limit; building and proving take the rest
+ANNEALED_SHARE = 0.5  # of the time limit; building and proving take the rest
 MOVE_SECONDS = 0.9e-6  # of one worker, and as much again for each edge at an operation
 EDGE_SECONDS = 0.15e-6
 

@@ -123,6 +123,7 @@ def _run(
     problem: Problem, state: State, op_id: int, budget_bytes: int, arriving: bool
 ) -> Iterator[State]:
     op, values = problem.operations[op_id], problem.values
+    readers = problem.readers()
     copies = state.copies
     for v in op.writes:
         if values[v].held and state.executed >> op_id & 1:
@@ -135,7 +136,7 @@ def _run(
         for v in kept
         if not values[v].held
         and v not in op.reads
-        and not (arriving and values[v].origin is Origin.TANGENT)
+        and not (arriving and values[v].origin is Origin.TANGENT and readers[v])
     ]
     for dropped in _minimal_sets(problem, droppable, need - budget_bytes):
         live = sum(1 << v for v in (*kept, *op.writes) if v not in dropped)
