@@ -95,6 +95,8 @@ class Planner:
         plan = engine.fastest
         if budget_bytes is not None and plan.peak_bytes > budget_bytes:
             found = engine.within(budget_bytes)
+            if found is None and engine.floor.peak_bytes <= budget_bytes:
+                found = engine.floor
             if found is None:
                 return self._without_plan(engine)
             plan = found

@@ -135,8 +135,9 @@ def test_a_tangent_that_nothing_reads_takes_its_bytes() -> None:
     b.value(9, Origin.TANGENT)
     b.run([y], [b.value(1, held=True)], 1.0, Phase.BACKWARD)
     problem = b.problem()
-    assert [optimum_seconds(problem, k) for k in (8, 9, 10, 11)] == [None, 3.0, 3.0, 2.0]
-    for budget in (8, 9, 10, 11):
+    budgets = (8, 9, 10, 11)
+    assert [optimum_seconds(problem, k) for k in budgets] == [None, 3.0, 3.0, 2.0]
+    for budget in budgets:
         compare(problem, budget)
 
 
