@@ -76,7 +76,7 @@ def _add_solve(solve: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="for solving (default: 10)",
+        help="for solving, 0: construct only (default: 10); classics have no limit",
     )
     solve.add_argument(
         "--method", default="auto", help="auto (default) or the name of a classic"
@@ -92,8 +92,8 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0.0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"takes seconds above 0, got {text!r}")
+    if not 0.0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"takes finite seconds >= 0, got {text!r}")
     return seconds
 
 

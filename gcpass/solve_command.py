@@ -49,7 +49,8 @@ class Report:
         gap_points: percentage points between the two.
         peak: bytes, of the plan.
         budget: bytes.
-        floor: bytes, the least peak that the method reaches.
+        floor: bytes, the least peak found so far; without a plan and for the budget
+            "min", the least that the method reaches.
         given_peak: bytes, of the given order.
         termination: why the solver stopped.
         limit: the limit that stopped it, if one did.
@@ -88,6 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
         budget = _parse_budget(arguments.budget)
         solver = _solver(arguments.method)
         problem = read_problem(arguments.path)
+        if arguments.output and arguments.output.is_dir():
+            raise InvalidOptionError(
+                f"option '-o': {arguments.output} is a folder", option="output"
+            )
+        if arguments.output and arguments.output.resolve() == arguments.path.resolve():
+            raise InvalidOptionError(
+                "option '-o' would overwrite the instance", option="output"
+            )
         if arguments.output and not arguments.output.parent.is_dir():
             raise InvalidOptionError(
                 f"option '-o': there is no folder {arguments.output.parent}",
@@ -238,7 +247,7 @@ def _print(report: Report) -> None:
         "bound": f"{report.bound_percent:.3f} %, gap {report.gap_points:.3f} points",
         "peak": _exact(report.peak or 0),
         "budget": _exact(report.budget),
-        "floor": _exact(report.floor),
+        "least peak": _exact(report.floor),
         "given order": _exact(report.given_peak),
         "termination": f"{report.termination}{stopped}, plan by {report.origin}",
         "time": f"{report.seconds:.2f} s",

@@ -4,7 +4,8 @@ Let tau be the first execution of an operation x (or the boundary, which is an i
 between two executions) in any valid plan. With the sets of `gcpass.solvers.moment`:
 
 (i)   Operations of *before* have run at tau. An ancestor of x had to run first; a
-      forward operation runs before the boundary, and a backward x after it.
+      forward operation runs before the boundary, and a backward x after it; random
+      draws of the forward keep their order.
 (ii)  Operations of *later* run first after tau, and run at all: they need x, and are
       themselves needed (at the boundary: they are backward).
 (iii) *Fixed* values are alive at tau. x holds its results and its workspace, and what

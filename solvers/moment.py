@@ -4,8 +4,9 @@ A moment is the first execution of a pivot operation x, or the boundary between 
 and backward (pivot None). For every valid plan, in any order and with any number of
 recomputations, this module derives from the problem alone:
 
-- **before**: operations that surely ran before the moment: the ancestors of x, and
-  every forward operation when x is a backward one (or the moment is the boundary);
+- **before**: operations that surely ran before the moment: the ancestors of x, every
+  forward operation when x is a backward one (or the moment is the boundary), and the
+  random draws of the forward that come before one of these, which keep their order;
 - **later**: operations whose first execution surely comes after it: the descendants of
   x that must run, or every backward operation at the boundary;
 - **fixed**: values that are surely materialized and alive during it;

@@ -25,6 +25,7 @@ everywhere (operation by operation execution) every value is materialized.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -185,8 +186,12 @@ class Solution:
     limit: str | None = None
 
 
+MOST_BYTES = 1 << 52  # of all values together: sums stay exact in 64 bits and floats
+
+
 def _validate(problem: Problem) -> None:
-    written: set[int] = set()
+    _validate_sums(problem)
+    written: dict[int, Phase] = {}
     for op_id, op in enumerate(problem.operations):
         if not 0.0 <= op.cost_seconds < float("inf"):
             raise InvalidProblemError(f"operation {op_id}: cost {op.cost_seconds!r}")
@@ -196,6 +201,11 @@ def _validate(problem: Problem) -> None:
                 raise InvalidProblemError(
                     f"operation {op_id} reads value {value} before it is written"
                 )
+            if written.get(value, op.phase) not in _DRAWS_ON[op.phase]:
+                raise InvalidProblemError(
+                    f"operation {op_id} is {op.phase.value} and reads value {value} of "
+                    f"a {written[value].value} operation"
+                )
             if origin is Origin.TANGENT and op.phase is not Phase.BACKWARD:
                 raise InvalidProblemError(
                     f"operation {op_id} reads tangent {value} but is not backward"
@@ -203,9 +213,27 @@ def _validate(problem: Problem) -> None:
         for value in op.writes:
             if value in written or problem.values[value].origin is not Origin.COMPUTED:
                 raise InvalidProblemError(f"value {value} has a second writer: {op_id}")
-            written.add(value)
+            written[value] = op.phase
     for value_id, value_data in enumerate(problem.values):
         if value_data.size_bytes < 0:
             raise InvalidProblemError(f"value {value_id}: negative size")
         if value_data.origin is Origin.COMPUTED and value_id not in written:
             raise InvalidProblemError(f"value {value_id} is computed by no operation")
+
+
+_DRAWS_ON = {
+    Phase.FORWARD: (Phase.FORWARD,),
+    Phase.EITHER: (Phase.FORWARD, Phase.EITHER),
+    Phase.BACKWARD: tuple(Phase),
+}
+
+
+def _validate_sums(problem: Problem) -> None:
+    sizes = [value.size_bytes for value in problem.values]
+    workspaces = [op.workspace_bytes for op in problem.operations]
+    if sum(sizes) + max(workspaces, default=0) + problem.between_bytes > MOST_BYTES:
+        raise InvalidProblemError(f"all values together have over {MOST_BYTES} bytes")
+    try:
+        math.fsum(op.cost_seconds for op in problem.operations)
+    except (OverflowError, ValueError):
+        raise InvalidProblemError("the costs have no finite sum") from None

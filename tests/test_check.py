@@ -9,7 +9,7 @@ import pytest
 
 from gcpass.solvers.bound import given_order
 from gcpass.solvers.check import check
-from gcpass.solvers.errors import SolverError
+from gcpass.solvers.errors import InvalidProblemError, SolverError
 from gcpass.solvers.liveness import make_plan
 from gcpass.solvers.problem import OpId, Origin, Phase, Plan, Problem
 from tests.exact import plans
@@ -139,3 +139,26 @@ def test_five_thousand_executions_take_little_time(fused: bool) -> None:
     assert time.perf_counter() - start < 2.0
     with pytest.raises(SolverError, match="budget"):
         check(problem, plan, plan.peak_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    ("phases", "sizes", "costs", "says"),
+    [
+        ((Phase.BACKWARD, Phase.FORWARD), (1, 1), (1.0, 1.0), "reads value 0 of a"),
+        ((Phase.BACKWARD, Phase.EITHER), (1, 1), (1.0, 1.0), "reads value 0 of a"),
+        ((Phase.FORWARD, Phase.FORWARD), (1 << 52, 1), (1.0, 1.0), "over"),
+        ((Phase.FORWARD, Phase.FORWARD), (1, 1), (1e308, 1e308), "finite sum"),
+    ],
+)
+def test_refuses_what_no_solver_can_count(
+    phases: tuple[Phase, ...],
+    sizes: tuple[int, ...],
+    costs: tuple[float, ...],
+    says: str,
+) -> None:
+    b = Builder()
+    first, second = (b.value(size) for size in sizes)
+    b.run([], [first], costs[0], phases[0])
+    b.run([first], [second], costs[1], phases[1])
+    with pytest.raises(InvalidProblemError, match=says):
+        b.problem()

@@ -26,6 +26,7 @@ from gcpass.solvers.instance import (
     write_solution,
 )
 from gcpass.solvers.problem import (
+    MOST_BYTES,
     Operation,
     OpId,
     Origin,
@@ -152,7 +153,7 @@ def test_problems_come_back(problem: Problem, tmp_path: Path) -> None:
 
 @given(
     cost=st.floats(0, allow_nan=False, allow_infinity=False),
-    size=st.integers(0, 2**80),
+    size=st.integers(0, MOST_BYTES),
 )
 def test_numbers_come_back_exactly(cost: float, size: int) -> None:
     operation = Operation(reads=(), writes=(ValueId(0),), cost_seconds=cost)
