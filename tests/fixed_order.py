@@ -92,7 +92,9 @@ def _run(
         copies += sum(values[v].size_bytes for v in op.writes if values[v].held)
     must = {v for v in state.live if values[v].held or v in op.reads}
     if state.fresh:
-        must |= {v for v in state.live if values[v].origin is Origin.TANGENT}
+        readers = problem.readers()
+        tangents = (v for v in state.live if values[v].origin is Origin.TANGENT)
+        must |= {v for v in tangents if readers[v]}
     must -= set(op.writes)
     rest = sorted(state.live - must - set(op.writes))
     for size in range(len(rest) + 1):

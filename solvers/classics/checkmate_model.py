@@ -39,7 +39,6 @@ value is materialized), tolls on saving, operations of `Phase.EITHER` in the for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,8 +195,6 @@ def _add_memory(model: Model, t: int) -> None:
     """(3), (4) and (5) of a stage."""
     program, operations = model.program, model.problem.operations
     alive = _kept(model, t)
-    arriving = _unread_tangents(model) if t == model.boundary else 0
-    earlier: list[Term] = []
     for k in range(t + 1):
         if (t, k) not in model.run:
             continue
@@ -206,9 +203,7 @@ def _add_memory(model: Model, t: int) -> None:
         written = sum(map(model.size, op.writes))
         used = program.new_int_var(0, most_bytes(model.problem), f"U[{t},{k}]")
         program.add(used == alive + written * run)
-        first = _first(model, run, earlier, t) if arriving else 0
-        program.add(used + op.workspace_bytes * run + arriving * first <= model.budget)
-        earlier.append(run)
+        program.add(used + op.workspace_bytes * run <= model.budget)
         touched = dict.fromkeys((*op.reads, *op.writes))
         alive = used - sum(model.size(v) * _free(model, t, v, k) for v in touched)
 
@@ -242,19 +237,12 @@ def _free(model: Model, t: int, value: ValueId, k: int) -> Term:
 
 
 def _unread_tangents(model: Model) -> int:
-    """Return bytes that are there in the first execution of the backward only."""
+    """Return bytes that are there between forward and backward only."""
     return sum(
         model.size(value)
         for value, first in model.writer.items()
         if first == _BEFORE and not model.held(value) and not model.readers[value]
     )
-
-
-def _first(model: Model, run: Term, earlier: Iterable[Term], t: int) -> Term:
-    """Return a variable that is 1 in the first execution of a stage."""
-    first = model.program.new_bool_var(f"first[{t}]")
-    model.program.add(first >= run - sum(earlier))
-    return first
 
 
 def _add_boundary(model: Model) -> None:
