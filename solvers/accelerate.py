@@ -2,8 +2,8 @@
 
 The loops over `gcpass.solvers.timeline` are plain Python over numpy arrays. With numba
 they run some hundred times faster and compute the same: integers of 64 bits, the four
-operations on floats, no fast-math, no random numbers but our own. Without numba a time
-limit is reached after less work.
+operations on floats (and powers, where annealing cools), no fast-math, no random
+numbers but our own. Without numba a time limit is reached after less work.
 
 What numba compiled is kept on disk in a folder of its own, named after the sources:
 numba itself notices a change of the file that holds a function, but not of another

@@ -13,8 +13,8 @@ The work is counted in moves, so the result does not depend on the machine's spe
 
 Sources: annealing, S. Kirkpatrick et al., Science 220, 1983; add, remove and shift,
 A. Imanishi et al., NeurIPS 2023. The evicting move is what makes it find a way out of
-an infeasible start, and thresholds from a table keep it free of transcendental
-functions, whose last bit depends on the library.
+an infeasible start. Thresholds come from a table, so no move takes a logarithm, whose
+last bit depends on the library; powers occur only where the temperature changes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from gcpass.solvers.timeline import (
     peak_bytes,
     peak_slot,
     place_all,
+    reads_value,
     remove,
     sequence_of,
     total_cost,
@@ -249,17 +250,11 @@ def _evict(net: Network, line: Timeline, state: IntArray, edits: IntArray) -> bo
             if net.held[value] or not net.size[value]:
                 continue
             use = next_read(net, line, value, at)
-            if line.operation[at] != NONE and _reads(net, line.operation[at], value):
+            if line.operation[at] != NONE and reads_value(
+                net, line.operation[at], value
+            ):
                 continue
             return _before(net, line, op, at, use, edits)
-    return False
-
-
-@compiled
-def _reads(net: Network, op: int, value: int) -> bool:
-    for k in range(net.reads_from[op], net.reads_from[op + 1]):
-        if net.reads[k] == value:
-            return True
     return False
 
 

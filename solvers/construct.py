@@ -167,7 +167,7 @@ class Builder:
         return self._narrow[pivot]
 
     def _pivots(self, budget_bytes: int) -> list[OpId | None]:
-        """Return the moments that prove most, and the boundary if there is one."""
+        """Return the moment that proves most, and the boundary if there is one."""
         chosen = [self.moments.bound(budget_bytes).pivot]
         if self.numbering.turn != NONE and None not in chosen:
             chosen.append(None)

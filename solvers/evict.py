@@ -29,6 +29,7 @@ from gcpass.solvers.timeline import (
     peak_slot,
     place_all,
     place_with_gap,
+    reads_value,
     remove,
     sequence_of,
 )
@@ -125,7 +126,9 @@ def _cheapest(
                 continue
             if not net.size[value]:
                 continue  # a token: it can stay
-            if line.operation[at] != NONE and _reads(net, line.operation[at], value):
+            if line.operation[at] != NONE and reads_value(
+                net, line.operation[at], value
+            ):
                 continue
             size += net.size[value]
             use = min(use, next_read(net, line, value, at))
@@ -205,14 +208,6 @@ def _alive_at(net: Network, line: Timeline, value: int, slot: int) -> bool:
     return bool(
         line.end[at, k - net.writes_from[writer]] >= slot or not net.size[value]
     )
-
-
-@compiled
-def _reads(net: Network, op: int, value: int) -> bool:
-    for k in range(net.reads_from[op], net.reads_from[op + 1]):
-        if net.reads[k] == value:
-            return True
-    return False
 
 
 @compiled

@@ -398,6 +398,15 @@ def remove(net: Network, line: Timeline, slot: int) -> None:
 
 
 @compiled
+def reads_value(net: Network, op: int, value: int) -> bool:
+    """Whether an operation reads a value."""
+    for k in range(net.reads_from[op], net.reads_from[op + 1]):
+        if net.reads[k] == value:
+            return True
+    return False
+
+
+@compiled
 def can_run(net: Network, line: Timeline, slot: int, op: int) -> bool:
     """Whether all that an operation reads has been written before a slot."""
     for k in range(net.reads_from[op], net.reads_from[op + 1]):
