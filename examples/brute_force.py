@@ -17,9 +17,9 @@ from collections import Counter
 
 from gcpass.solvers.bound import floor_lower_bound_bytes
 from gcpass.solvers.check import check
-from gcpass.solvers.flat import warm_up
 from gcpass.solvers.plain import given_peak_bytes, plain_sequence
 from gcpass.solvers.problem import Problem
+from gcpass.solvers.search import warm_up
 from gcpass.solvers.solve import Planner
 
 MOST_STATES = 400_000

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 
 from gcpass.solvers.bound import floor_lower_bound_bytes
-from gcpass.solvers.flat import warm_up
 from gcpass.solvers.generate import random_layered
 from gcpass.solvers.plain import given_peak_bytes
+from gcpass.solvers.search import warm_up
 from gcpass.solvers.solve import Planner
 
 BUDGETS = 10

@@ -18,9 +18,9 @@ import time
 import numpy as np
 
 from gcpass.solvers.check import check
-from gcpass.solvers.flat import warm_up
 from gcpass.solvers.generate import transformer
 from gcpass.solvers.plain import budget_of
+from gcpass.solvers.search import warm_up
 from gcpass.solvers.solve import solve
 
 OPERATIONS_PER_LAYER = 23

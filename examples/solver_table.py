@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gcpass.solvers.bound import floor_lower_bound_bytes
 from gcpass.solvers.check import check
-from gcpass.solvers.flat import warm_up
 from gcpass.solvers.instance import read_problem
 from gcpass.solvers.plain import budget_of, given_peak_bytes
 from gcpass.solvers.problem import Problem
+from gcpass.solvers.search import warm_up
 from gcpass.solvers.solve import solve
 
 DEFAULT_BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)

@@ -24,20 +24,17 @@ from typing import NamedTuple
 import numpy as np
 
 from gcpass.solvers.accelerate import compiled
+from gcpass.solvers.edit import can_remove, insert, place_all, remove
 from gcpass.solvers.network import NONE, FloatArray, IntArray, Network
 from gcpass.solvers.timeline import (
     Timeline,
     at_or_before,
-    can_remove,
     can_run,
     empty_slot,
-    insert,
     next_read,
     peak_bytes,
     peak_slot,
-    place_all,
     reads_value,
-    remove,
     sequence_of,
     total_cost,
 )
@@ -123,9 +120,10 @@ def anneal(
             energy = cost / base + weight * max(0.0, (peak - budget) / budget)
         if not _propose(net, line, state, settings, edits):
             continue
+        saving = line.saving[0]
         if not _apply(net, line, edits):
             continue
-        new_cost = cost
+        new_cost = cost + (line.saving[0] - saving)
         if edits[0] == NONE:
             new_cost += net.cost[edits[2]]
         elif edits[1] == NONE:
@@ -250,6 +248,8 @@ def _evict(net: Network, line: Timeline, state: IntArray, edits: IntArray) -> bo
             if net.held[value] or not net.size[value]:
                 continue
             use = next_read(net, line, value, at)
+            if use == len(line.operation):
+                continue  # alive for what draws on it without its own bytes
             if line.operation[at] != NONE and reads_value(
                 net, line.operation[at], value
             ):

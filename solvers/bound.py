@@ -9,7 +9,7 @@ between two executions) in any valid plan. With the sets of `gcpass.solvers.mome
 (ii)  Operations of *later* run first after tau, and run at all: they need x, and are
       themselves needed (at the boundary: they are backward).
 (iii) *Fixed* values are alive at tau. x holds its results and its workspace, and what
-      it reads unless that may be virtual (its writer fusible, x absorbing, not held).
+      it reads; what may be virtual (`virtual_values`; read: if x is absorbing) aside.
       A held value written before tau stays, and a tangent exists once and lives from
       the boundary to its last reader.
 (iv)  Take a value v that x or a later operation reads and that is not fixed or input.
@@ -50,7 +50,12 @@ from dataclasses import dataclass, field
 from gcpass.solvers.cut import boundary_cut, cut
 from gcpass.solvers.frontier import Frontier
 from gcpass.solvers.liveness import simulate
-from gcpass.solvers.moment import Writers, materialized_reads, needed_operations
+from gcpass.solvers.moment import (
+    materialized_reads,
+    needed_operations,
+    results_at,
+    virtual_values,
+)
 from gcpass.solvers.problem import OpId, Origin, Phase, Problem
 
 PRECISION = 1e-7  # of the needed time: stop where no multiplier can gain more
@@ -176,7 +181,7 @@ def choose_pivots(problem: Problem, count: int) -> tuple[OpId, ...]:
 
     By turns from two lists: the steps of most bytes when everything is saved, where
     the best pivot was among the first 3 on eight training graphs, and the operations
-    of most surely alive bytes. Fusible ones are left out: little is fixed at theirs.
+    of most surely alive bytes. What writes virtual values only is left out.
     """
     sequence, boundary = given_order(problem)
     memory = simulate(problem, sequence, boundary).memory_bytes
@@ -184,10 +189,13 @@ def choose_pivots(problem: Problem, count: int) -> tuple[OpId, ...]:
     by_profile = [sequence[t] for t in steps]
     static = _static_bytes(problem)
     by_static = sorted(static, key=lambda op: (-static[op], op))
+    readers, virtual = problem.readers(), virtual_values(problem)
+    needed = needed_operations(problem)
     result: dict[OpId, None] = {}
     for pair in zip(by_profile, by_static, strict=True):
         for op in pair:
-            if not problem.operations[op].fusible and len(result) < count:
+            solid, _ = results_at(problem, readers, virtual, needed, op)
+            if solid and len(result) < count:
                 result[op] = None
     return tuple(result)
 
@@ -213,6 +221,7 @@ def _static_bytes(problem: Problem) -> dict[OpId, int]:
     operation or a later one reads, and gradients held by its ancestors.
     """
     writers = problem.writers()
+    readers, virtual = problem.readers(), virtual_values(problem)
     needed = needed_operations(problem)
     before = _held_before(problem)
     after = _tangents_after(problem)
@@ -226,22 +235,18 @@ def _static_bytes(problem: Problem) -> dict[OpId, int]:
     result = {}
     for op_id in sorted(needed):
         op = problem.operations[op_id]
-        alive = _own_values(problem, writers, op_id) | before[op_id]
+        results, later = results_at(problem, readers, virtual, needed, op_id)
+        alive = before[op_id]
+        for value in (*results, *materialized_reads(problem, writers, virtual, op_id)):
+            alive |= 1 << value
         if op.phase is Phase.BACKWARD:
-            alive |= forward_held | after[op_id]
+            alive |= forward_held
+            for value in op.reads:
+                alive |= (problem.values[value].origin is Origin.TANGENT) << value
+            for reader in later:
+                alive |= after[reader]
         result[op_id] = _bytes_of(problem, alive) + op.workspace_bytes
     return result
-
-
-def _own_values(problem: Problem, writers: Writers, op_id: OpId) -> int:
-    """Return, as bits by value id, what the operation surely reads or writes."""
-    op, values = problem.operations[op_id], problem.values
-    bits = 0
-    for value in op.writes:
-        bits |= (not op.fusible or values[value].held) << value
-    for value in materialized_reads(problem, writers, op_id):
-        bits |= 1 << value
-    return bits
 
 
 def _held_before(problem: Problem) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,8 @@ from gcpass.solvers.cut_plan import (
     pivot_network,
     recomputed,
 )
-from gcpass.solvers.evict import LONGEST_CHAIN, evict
+from gcpass.solvers.edit import place_all
+from gcpass.solvers.evict import LONGEST_CHAIN, RULES, evict
 from gcpass.solvers.frontier import Frontier
 from gcpass.solvers.narrow import waists
 from gcpass.solvers.network import NONE, IntArray, Network, Numbering
@@ -36,12 +37,12 @@ from gcpass.solvers.timeline import (
     Timeline,
     new_timeline,
     peak_bytes,
-    place_all,
     sequence_of,
     total_cost,
 )
 
 EVICTION_WORK = (4_000_000, 1_000)  # values looked at, and more per operation
+STARTS_PER_RULE = 2  # sequences, of those that need evictions, to which all rules go
 SLOTS_PER_OPERATION = 8  # gaps for insertions; the tree is twice as large
 
 
@@ -91,25 +92,52 @@ class Builder:
 
     def build(self, budget_bytes: int) -> Iterator[Found]:
         """Yield sequences for the budget; not every one fits."""
-        for pivot in self._pivots(budget_bytes):
-            plain, as_laid_out = self._from_cut(pivot, 0, budget_bytes)
-            if plain is not None:
-                yield plain
-            if as_laid_out:
-                continue
-            for every in self._strides(pivot):
-                forced, _ = self._from_cut(pivot, every, budget_bytes)
-                if forced is not None:
-                    yield forced
-        yield self.fit(np.arange(len(self.net.cost), dtype=np.int64), budget_bytes)
+        given = np.arange(len(self.net.cost), dtype=np.int64)
+        tried: list[tuple[tuple[bool, float, int], int, IntArray]] = []
+        for laid_out in (*self._laid_out(budget_bytes), given):
+            found = self.fit(laid_out, budget_bytes)
+            if found.origin == "eviction":
+                tried.append((rank(found, budget_bytes), len(tried), laid_out))
+            yield found
+        for _, _, laid_out in sorted(tried, key=lambda x: x[:2])[:STARTS_PER_RULE]:
+            for rule in RULES[1:]:
+                yield self.fit(laid_out, budget_bytes, rule)
 
-    def fit(self, sequence: IntArray, budget_bytes: int) -> Found:
+    def fit(
+        self,
+        sequence: IntArray,
+        budget_bytes: int,
+        rule: tuple[float, float] = RULES[0],
+    ) -> Found:
         """Return the sequence after evicting and dropping repeats."""
         self._place(sequence)
         evicts = peak_bytes(self.line) > budget_bytes
-        if evict(self.net, self.line, budget_bytes, self._eviction_work()):
+        if evict(self.net, self.line, budget_bytes, self._eviction_work(), rule):
             drop_repeats(self.net, self.line, budget_bytes)
         return self._found("eviction" if evicts else "cut")
+
+    def _laid_out(self, budget_bytes: int) -> Iterator[IntArray]:
+        """Yield sequences of cuts, with forced waists where the plain does not fit."""
+        for pivot in self._pivots(budget_bytes):
+            plain = self._from_cut(pivot, 0, budget_bytes)
+            if plain is None:
+                continue
+            yield plain
+            self._place(plain)
+            if peak_bytes(self.line) <= budget_bytes:
+                continue
+            for every in self._strides(pivot):
+                forced = self._from_cut(pivot, every, budget_bytes)
+                if forced is not None:
+                    yield forced
+
+    def from_recomputed(self, operations: Iterable[OpId]) -> IntArray:
+        """Return the sequence in which these run again after the turn."""
+        at = self._moment(None)
+        again = np.zeros(len(self.net.cost), dtype=np.bool_)
+        numbers = [self.numbering.operation_of[o] for o in operations]
+        again[[o for o in numbers if o != NONE]] = True
+        return lay_out(self.net, at.pivot, at.before, again, at.free, at.required)
 
     def narrow_places(self, budget_bytes: int) -> int:
         """Return how many places could be cut where memory is shortest."""
@@ -118,13 +146,13 @@ class Builder:
 
     def _from_cut(
         self, pivot: OpId | None, every: int, budget_bytes: int
-    ) -> tuple[Found | None, bool]:
-        """Return a sequence, and whether it fitted without evictions."""
+    ) -> IntArray | None:
+        """Return the sequence of the choice for the budget, None if there is none."""
         choices = self._choices(pivot, every)
         at = self._moment(pivot)
         cap = budget_bytes - choices.network.moment.fixed_bytes
         if not choices.points:
-            return None, False
+            return None
         if choices.can_fit(cap):
             more, less = choices.neighbours(cap)
             again = mix(
@@ -136,10 +164,7 @@ class Builder:
             )
         else:
             again = recomputed(self.net, self.numbering, choices.points[-1])
-        sequence = lay_out(self.net, at.pivot, at.before, again, at.free, at.required)
-        self._place(sequence)
-        fits = peak_bytes(self.line) <= budget_bytes
-        return self.fit(sequence, budget_bytes), fits
+        return lay_out(self.net, at.pivot, at.before, again, at.free, at.required)
 
     def _choices(self, pivot: OpId | None, every: int) -> Frontier:
         """Return the frontier of a moment, with waists that cannot be recomputed."""
@@ -197,6 +222,13 @@ class Builder:
             int(peak_bytes(self.line)),
             origin,
         )
+
+
+def rank(found: Found, budget_bytes: int) -> tuple[bool, float, int]:
+    """Return what to minimize: fitting before cheap, the lower peak if none fits."""
+    fits = found.peak_bytes <= budget_bytes
+    value = found.cost_seconds if fits else float(found.peak_bytes)
+    return not fits, value, found.peak_bytes
 
 
 def slots_for(executions: int, per_execution: int) -> int:

@@ -5,12 +5,14 @@ are alive there without being read there, drop the one with the least
 
     seconds to compute it again / (bytes * slots until its next use)
 
-and compute it again just before that use, together with what it draws on and is not
-alive then. This is the rule of dynamic tensor rematerialization (M. Kirisame et al.,
-2021, arXiv:2006.09616) with the future known instead of guessed; taking the point of
-most bytes first is how XLA's rematerialization proceeds. A value may be dropped any
-number of times, so it goes on where one repeat of each operation is not enough. One
-that nothing has read yet is not repeated: its operation moves.
+(or by another of the `RULES`) and compute it again just before that use, together with
+what it draws on and is not alive then. This is the rule of dynamic tensor
+rematerialization (M. Kirisame et al., 2021, arXiv:2006.09616) with the future known
+instead of guessed; taking the point of most bytes first is how XLA's rematerialization
+proceeds. A value may be dropped any number of times, so it goes on where one repeat of
+each operation is not enough. One that nothing has read yet is not repeated: its
+operation moves. Where a value is alive for a kernel that computes virtual values from
+it, these are computed again as well.
 """
 
 from __future__ import annotations
@@ -18,29 +20,33 @@ from __future__ import annotations
 import numpy as np
 
 from gcpass.solvers.accelerate import compiled
+from gcpass.solvers.edit import can_remove, insert, place_all, place_with_gap, remove
 from gcpass.solvers.network import NONE, BoolArray, IntArray, Network
 from gcpass.solvers.timeline import (
     Timeline,
     at_or_before,
-    can_remove,
-    insert,
+    first_after,
     next_read,
     peak_bytes,
     peak_slot,
-    place_all,
-    place_with_gap,
-    reads_value,
-    remove,
     sequence_of,
 )
 
 LONGEST_CHAIN = 128  # operations computed again for one value
+# Powers of bytes and of distance in the rule; no one of them is best on all graphs.
+RULES = ((1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.0, 1.0))
 PATIENCE = (64, 0.1)  # evictions without a lower peak, and more per operation
 WORTH = 1e-3  # relative: a peak that much lower is written down
 
 
 @compiled
-def evict(net: Network, line: Timeline, budget: int, work: int) -> bool:
+def evict(
+    net: Network,
+    line: Timeline,
+    budget: int,
+    work: int,
+    rule: tuple[float, float] = RULES[0],
+) -> bool:
     """Edit the timeline until it fits; False when that cannot be done.
 
     It then holds the sequence of the lowest peak seen. The search gives up when the
@@ -51,6 +57,7 @@ def evict(net: Network, line: Timeline, budget: int, work: int) -> bool:
         line: changed.
         budget: bytes.
         work: executions looked at for a value to drop, and values for rebuilding one.
+        rule: one of `RULES`.
     """
     left = np.array([work], dtype=np.int64)
     chain = np.empty(LONGEST_CHAIN, dtype=np.int64)
@@ -65,14 +72,16 @@ def evict(net: Network, line: Timeline, budget: int, work: int) -> bool:
         slot, use = NONE, NONE
         if left[0] >= 0 and not full and idle <= patience:
             at = peak_slot(line)
-            slot, use = _cheapest(net, line, at, chain, stack, marked, left)
+            slot, use = _cheapest(net, line, at, rule, chain, stack, marked, left)
         if slot == NONE:
             place_all(net, line, lowest)
             return False
-        op = line.operation[slot]
-        count = _chain(net, line, op, use, chain, stack, marked, left)
+        dropped, _ = _drawn_on(net, line, slot, at, chain)
+        forced = np.sort(chain[:dropped])
+        count = _chain(net, line, dropped, use, chain, stack, marked, left)
         _insert_before(net, line, use, chain[:count])
-        _forget(net, line, op)
+        for i in range(dropped - 1, NONE, -1):
+            _forget(net, line, forced[i])
         idle += 1
         if peak_bytes(line) < lowest_peak:
             idle = 0
@@ -102,6 +111,7 @@ def _cheapest(
     net: Network,
     line: Timeline,
     at: int,
+    rule: tuple[float, float],
     chain: IntArray,
     stack: IntArray,
     marked: BoolArray,
@@ -116,27 +126,17 @@ def _cheapest(
         slot = line.slots[i]
         if slot >= at:
             continue
+        size = _droppable(net, line, slot, at)
+        if size == 0:
+            continue
         op = line.operation[slot]
-        use = len(line.operation)
-        size = 0
-        unread = op != net.turn  # which must stay where it is
-        for k in range(net.writes_from[op], net.writes_from[op + 1]):
-            value = net.writes[k]
-            if line.end[slot, k - net.writes_from[op]] <= at or net.held[value]:
-                continue
-            if not net.size[value]:
-                continue  # a token: it can stay
-            if line.operation[at] != NONE and reads_value(
-                net, line.operation[at], value
-            ):
-                continue
-            size += net.size[value]
-            use = min(use, next_read(net, line, value, at))
+        dropped, use = _drawn_on(net, line, slot, at, chain)
+        unread = op != net.turn and dropped == 1  # the turn must stay where it is
         for k in range(net.writes_from[op], net.writes_from[op + 1]):
             unread = unread and next_read(net, line, net.writes[k], slot) >= use
-        if size == 0 or (net.once[op] and not unread):
+        if use == at or dropped == 0 or (net.once[op] and not unread):
             continue
-        count = _chain(net, line, op, use, chain, stack, marked, left)
+        count = _chain(net, line, dropped, use, chain, stack, marked, left)
         if count == 0:
             continue
         seconds = 0.0
@@ -144,7 +144,7 @@ def _cheapest(
             seconds += net.cost[chain[k]]
         if unread:
             seconds -= net.cost[op]  # it moves
-        score = seconds / (float(size) * (use - at))
+        score = seconds / (_power(float(size), rule[0]) * _power(use - at, rule[1]))
         if score < best or (score == best and slot < best_slot):
             best = score
             best_slot = slot
@@ -153,22 +153,93 @@ def _cheapest(
 
 
 @compiled
+def _power(base: float, exponent: float) -> float:
+    """Return the power for 0, 1/2 and 1, rounded alike with and without numba."""
+    if exponent == 1.0:
+        return base
+    return np.sqrt(base) if exponent == 0.5 else 1.0
+
+
+@compiled
+def _droppable(net: Network, line: Timeline, slot: int, at: int) -> int:
+    """Return the bytes of an execution's values that are alive beyond a slot."""
+    op = line.operation[slot]
+    size = 0
+    for k in range(net.writes_from[op], net.writes_from[op + 1]):
+        value = net.writes[k]
+        if line.end[slot, k - net.writes_from[op]] > at and not net.held[value]:
+            size += net.size[value]
+    return size
+
+
+@compiled
+def _drawn_on(
+    net: Network, line: Timeline, slot: int, at: int, dropped: IntArray
+) -> tuple[int, int]:
+    """Find what must run again when an execution's values are dropped at a slot.
+
+    Returns:
+        How many operations, put into `dropped`: its own, and those before `at` whose
+        virtual values draw on it and are read behind; 0 if they are too many or one of
+        these must not run again. And the first slot from `at` on that needs them.
+    """
+    use = len(line.operation)
+    dropped[0] = line.operation[slot]
+    slots = np.empty(LONGEST_CHAIN, dtype=np.int64)
+    slots[0] = slot
+    count = 1
+    done = 0
+    while done < count:
+        step = slots[done]
+        op = line.operation[step]
+        after = line.later[step]
+        limit = len(line.operation) if after == NONE else after
+        for k in range(net.writes_from[op], net.writes_from[op + 1]):
+            value = net.writes[k]
+            column = k - net.writes_from[op]
+            if net.held[value] or not net.size[value]:
+                continue
+            if not line.virtual[step, column] and line.end[step, column] <= at:
+                continue
+            for r in range(net.readers_from[value], net.readers_from[value + 1]):
+                reader = first_after(line, net.readers[r], step)
+                while reader != NONE and reader < limit:
+                    if reader >= at:
+                        use = min(use, reader)
+                        break
+                    if line.reach[reader] >= at and net.fuses:
+                        known = False
+                        for i in range(count):
+                            known = known or slots[i] == reader
+                        if not known and (
+                            count == LONGEST_CHAIN or net.once[net.readers[r]]
+                        ):
+                            return 0, use
+                        if not known:
+                            slots[count] = reader
+                            dropped[count] = net.readers[r]
+                            count += 1
+                    reader = line.later[reader]
+        done += 1
+    return count, use
+
+
+@compiled
 def _chain(
     net: Network,
     line: Timeline,
-    op: int,
+    count: int,
     use: int,
     chain: IntArray,
     stack: IntArray,
     marked: BoolArray,
     left: IntArray,
 ) -> int:
-    """List what to run before `use` to have an operation's values; 0 if impossible."""
-    count = 1
-    depth = 1
-    chain[0] = op
-    stack[0] = op
-    marked[op] = True
+    """List what to run before `use`, given its first `count`; 0 if impossible."""
+    depth = count
+    for i in range(count):
+        stack[i] = chain[i]
+        marked[chain[i]] = True
     possible = True
     while depth and possible:
         depth -= 1
@@ -205,9 +276,10 @@ def _alive_at(net: Network, line: Timeline, value: int, slot: int) -> bool:
     k = net.writes_from[writer]
     while net.writes[k] != value:
         k += 1
-    return bool(
-        line.end[at, k - net.writes_from[writer]] >= slot or not net.size[value]
-    )
+    k -= net.writes_from[writer]
+    if line.virtual[at, k]:
+        return bool(line.reach[at] >= slot)
+    return bool(line.end[at, k] >= slot or not net.size[value])
 
 
 @compiled

@@ -1,14 +1,15 @@
 """What every plan has in common at one moment of the step.
 
-A moment is the first execution of a pivot operation x, or the boundary between forward
-and backward (pivot None). For every valid plan, in any order and with any number of
+A moment is the first execution of a pivot operation x (that materializes a value, where
+x can be fused into others), or the boundary between forward and backward (pivot None).
+For every valid plan, in any order and with any number of
 recomputations, this module derives from the problem alone:
 
 - **before**: operations that surely ran before the moment: the ancestors of x, every
   forward operation when x is a backward one (or the moment is the boundary), and the
   random draws of the forward that come before one of these, which keep their order;
-- **later**: operations whose first execution surely comes after it: the descendants of
-  x that must run, or every backward operation at the boundary;
+- **later**: operations whose first execution surely comes after it: what must run and
+  draws on x (on the materialized value), or every backward operation at the boundary;
 - **fixed**: values that are surely materialized and alive during it;
 - **required**: values read at or after the moment that are not fixed;
 - **costs**: time a plan surely loses when an operation is executed after the moment,
@@ -70,6 +71,20 @@ def needed_operations(problem: Problem) -> frozenset[OpId]:
     return _ancestors(problem, writers, roots)
 
 
+def virtual_values(problem: Problem) -> tuple[bool, ...]:
+    """Return, by value, whether an instance of it can be virtual, in O(edges).
+
+    It is not held, a fusible operation writes it, and a reader can absorb it: a virtual
+    instance is read, and by such operations only.
+    """
+    result = [False] * len(problem.values)
+    fusible = {v for op in problem.operations if op.fusible for v in op.writes}
+    for op in problem.operations:
+        for value in op.reads if op.absorbing else ():
+            result[value] = value in fusible and not problem.values[value].held
+    return tuple(result)
+
+
 def at_boundary(problem: Problem) -> Moment:
     """Return the moment between forward and backward, in O(edges)."""
     operations, values = problem.operations, problem.values
@@ -101,14 +116,18 @@ def at_pivot(problem: Problem, pivot: OpId) -> Moment:
     if backward:
         before.update(_of_phase(problem, Phase.FORWARD))
     before |= _earlier_draws(problem, writers, {pivot, *before})
-    later = _descendants(problem, writers, pivot) & needed_operations(problem)
-    fixed = _fixed(problem, writers, pivot, before, later)
+    virtual = virtual_values(problem)
+    needed = needed_operations(problem)
+    results, after = results_at(problem, problem.readers(), virtual, needed, pivot)
+    later = _descendants(problem, writers, after) & needed - {pivot}
+    fixed = _fixed(problem, writers, virtual, pivot, before, later) | set(results)
     costs = [0.0] * len(operations)
     for op_id in before:
         op = operations[op_id]
         # A virtual value of the forward cannot cross the boundary, so it was computed
         # a second time; any other can be virtual across the moment at no time.
-        if not op.fusible or (backward and op.phase is Phase.FORWARD):
+        inlined = any(virtual[value] for value in op.writes)
+        if not inlined or (backward and op.phase is Phase.FORWARD):
             costs[op_id] = _again(problem, op_id)
     tolls = [0.0] * len(problem.values)
     if backward:
@@ -165,14 +184,14 @@ def _moment(
 def _fixed(
     problem: Problem,
     writers: Writers,
+    virtual: Sequence[bool],
     pivot: OpId,
     before: set[OpId],
     later: frozenset[OpId],
 ) -> set[ValueId]:
     operations, values = problem.operations, problem.values
     x = operations[pivot]
-    fixed = {v for v in x.writes if not x.fusible or values[v].held}
-    fixed.update(materialized_reads(problem, writers, pivot))
+    fixed = set(materialized_reads(problem, writers, virtual, pivot))
     fixed.update(v for op in before for v in operations[op].writes if values[v].held)
     if x.phase is Phase.BACKWARD:
         fixed.update(v for v in _tangents(problem) if values[v].held)
@@ -193,17 +212,45 @@ def _read_from_outside(problem: Problem, ops: Iterable[OpId]) -> set[ValueId]:
     return read - written
 
 
+def results_at(
+    problem: Problem,
+    readers: Sequence[Sequence[OpId]],
+    virtual: Sequence[bool],
+    needed: frozenset[OpId],
+    op_id: OpId,
+) -> tuple[tuple[ValueId, ...], tuple[OpId, ...]]:
+    """Return what an operation surely writes at the moment that it is the pivot of.
+
+    If all that it writes may be virtual, that is the first value that some operation
+    must read which cannot absorb it, if any: the moment is then the first execution
+    that materializes this value.
+
+    Returns:
+        These values, and operations such that they and all that draws on them run first
+        after the moment: itself, or those that cannot absorb the value.
+    """
+    writes = problem.operations[op_id].writes
+    solid = tuple(value for value in writes if not virtual[value])
+    if solid:
+        return solid, (op_id,)
+    for value in writes:
+        outside = [
+            reader
+            for reader in readers[value]
+            if reader in needed and not problem.operations[reader].absorbing
+        ]
+        if outside:
+            return (value,), tuple(outside)
+    return (), (op_id,)
+
+
 def materialized_reads(
-    problem: Problem, writers: Writers, op_id: OpId
+    problem: Problem, writers: Writers, virtual: Sequence[bool], op_id: OpId
 ) -> Iterator[ValueId]:
     """Yield computed values that cannot be virtual when this operation reads them."""
     op = problem.operations[op_id]
     for value in op.reads:
-        writer = writers[value]
-        if writer is None:
-            continue
-        fusible = problem.operations[writer].fusible and op.absorbing
-        if not fusible or problem.values[value].held:
+        if writers[value] is not None and not (virtual[value] and op.absorbing):
             yield value
 
 
@@ -263,11 +310,13 @@ def _ancestors(
     return frozenset(found)
 
 
-def _descendants(problem: Problem, writers: Writers, pivot: OpId) -> frozenset[OpId]:
-    """Return the operations that draw on the pivot, without itself."""
-    found = {pivot}
-    for op_id in range(pivot + 1, len(problem.operations)):
+def _descendants(
+    problem: Problem, writers: Writers, roots: Sequence[OpId]
+) -> frozenset[OpId]:
+    """Return the roots and the operations that draw on them."""
+    found = set(roots)
+    for op_id in range(min(roots) + 1, len(problem.operations)):
         reads = problem.operations[op_id].reads
         if any(writers[value] in found for value in reads):
             found.add(OpId(op_id))
-    return frozenset(found - {pivot})
+    return frozenset(found)

@@ -6,8 +6,8 @@ token that every backward operation reads, and must not be repeated. What it nee
 besides (`Problem.between_bytes`) is its workspace. Any valid sequence of the network
 without the turn is then a valid sequence of the problem, and its place the boundary.
 
-Values of fusible operations are taken as materialized here: a sequence may need less
-than the network says, and is priced by `gcpass.solvers.liveness` afterwards.
+Which values of fusible operations are virtual depends on the sequence; it is decided in
+`gcpass.solvers.virtual`, as `gcpass.solvers.liveness` defines it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,18 @@ class Network(NamedTuple):
         once: by operation, whether it must not be executed twice.
         reads_from, reads: o reads the values reads[reads_from[o]:reads_from[o + 1]].
         writes_from, writes: likewise what it writes.
+        absorbs: by operation, whether it takes virtual values it reads into its kernel.
         size: bytes by value.
         writer: operation by value; every value has one.
+        column: by value, its place among those that its operation writes.
+        token: by value, whether it only orders what reads it.
+        inlines: by value, whether it may be virtual.
+        toll: by value, seconds to save it across the turn.
         held: by value, whether it stays alive once written.
         barred: by value, whether it must not be alive at the turn.
         readers_from, readers: operations that read a value, ascending.
         turn: operation between forward and backward, -1 if there is none.
+        fuses: whether any value may be virtual.
     """
 
     cost: FloatArray
@@ -53,13 +59,19 @@ class Network(NamedTuple):
     reads: IntArray
     writes_from: IntArray
     writes: IntArray
+    absorbs: BoolArray
     size: IntArray
     writer: IntArray
+    column: IntArray
+    token: BoolArray
+    inlines: BoolArray
+    toll: FloatArray
     held: BoolArray
     barred: BoolArray
     readers_from: IntArray
     readers: IntArray
     turn: int
+    fuses: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +146,7 @@ class _Builder:
         self.size: list[int] = []
         self.held: list[bool] = []
         self.barred: list[bool] = []
+        self.token: list[bool] = []
         self.value_of = [NONE] * len(problem.values)
         self.writes: list[list[int]] = []
         for op_id in order:
@@ -156,6 +169,7 @@ class _Builder:
         self.held.append(value.held)
         computed = value.origin is Origin.COMPUTED
         self.barred.append(computed and not value.savable and not value.held)
+        self.token.append(False)
         self.value_of[value_id] = len(self.size) - 1
         return len(self.size) - 1
 
@@ -164,6 +178,7 @@ class _Builder:
         self.size.append(0)
         self.held.append(False)
         self.barred.append(False)
+        self.token.append(True)
         self.writes[number].append(len(self.size) - 1)
         return len(self.size) - 1
 
@@ -173,16 +188,26 @@ class _Builder:
         if turn != NONE:
             self._add_tokens(turn)
         once = [o == NONE or not ops[o].recomputable for o in self.order]
+        fusible = np.array(
+            [o != NONE and ops[o].fusible for o in self.order], dtype=np.bool_
+        )
+        absorbs = [o != NONE and ops[o].absorbing for o in self.order]
         writer = np.zeros(len(self.size), dtype=np.int64)
+        column = np.zeros(len(self.size), dtype=np.int64)
         readers: list[list[int]] = [[] for _ in self.size]
         for number, written in enumerate(self.writes):
             writer[written] = number
+            column[written] = np.arange(len(written))
             for value in self.reads[number]:
                 readers[value].append(number)
         reads_from, reads = _rows(self.reads)
         writes_from, writes = _rows(self.writes)
         readers_from, readers_flat = _rows(readers)
         between = self.problem.between_bytes
+        size = np.array(self.size, dtype=np.int64)
+        held = np.array(self.held, dtype=np.bool_)
+        token = np.array(self.token, dtype=np.bool_)
+        inlines = fusible[writer] & ~held & ~token
         return Network(
             cost=np.array(
                 [0.0 if o == NONE else ops[o].cost_seconds for o in self.order],
@@ -197,13 +222,19 @@ class _Builder:
             reads=reads,
             writes_from=writes_from,
             writes=writes,
-            size=np.array(self.size, dtype=np.int64),
+            absorbs=np.array(absorbs, dtype=np.bool_),
+            size=size,
             writer=writer,
-            held=np.array(self.held, dtype=np.bool_),
+            column=column,
+            token=token,
+            inlines=inlines,
+            toll=np.where(inlines, size * self.problem.save_seconds_per_byte, 0.0),
+            held=held,
             barred=np.array(self.barred, dtype=np.bool_),
             readers_from=readers_from,
             readers=readers_flat,
             turn=turn,
+            fuses=bool(inlines.any()),
         )
 
     def _add_tokens(self, turn: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gcpass.solvers.anneal import anneal, settings_for, thresholds
-from gcpass.solvers.construct import Found, slots_for
+from gcpass.solvers.construct import Found, rank, slots_for
 from gcpass.solvers.network import IntArray, Network
 from gcpass.solvers.timeline import new_timeline
 
@@ -79,13 +79,6 @@ def improve(
             explores = rank(found[0], budget_bytes) < rank(found[1], budget_bytes)
         best = min(best, *found, key=lambda found: rank(found, budget_bytes))
     return best, False
-
-
-def rank(found: Found, budget_bytes: int) -> tuple[bool, float, int]:
-    """Return what to minimize: fitting before cheap, the lower peak if none fits."""
-    fits = found.peak_bytes <= budget_bytes
-    value = found.cost_seconds if fits else float(found.peak_bytes)
-    return not fits, value, found.peak_bytes
 
 
 def _rounds(net: Network, moves: int) -> Iterator[tuple[int, tuple[bool, bool]]]:

@@ -1,8 +1,7 @@
 """The solver that gcpass uses: a plan for a budget, with a bound on every plan.
 
-A `Planner` keeps what the solves of one problem share. Problems in which values can be
-fused into their readers' kernels go to `gcpass.solvers.capped`, the others to
-`gcpass.solvers.flat`.
+A `Planner` keeps what the solves of one problem share: the cut problems of its bound
+and the sequences found by `gcpass.solvers.search`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import time
 from dataclasses import dataclass
 
 from gcpass.solvers.bound import Bound, Moments, given_order, moments
-from gcpass.solvers.capped import CappedPlanner
 from gcpass.solvers.errors import SolverError
-from gcpass.solvers.flat import FlatPlanner, warm_up
 from gcpass.solvers.problem import Plan, Problem, Solution, Termination
+from gcpass.solvers.search import Search, warm_up
 
 log = logging.getLogger("gcpass.solvers")
 
-METHODS = ("auto", "min_cut", "greedy")
 NO_BUDGET = 1 << 62  # bytes
 PIVOTS = (16, 128)  # moments that bounds look at: as a rule, and when there is time
 PIVOT_OPERATIONS = 200_000  # pivots times operations: about two seconds
@@ -66,7 +63,7 @@ class Planner:
     Attributes:
         problem: the problem.
         method: "auto", "min_cut" or "greedy".
-        moves: annealing moves per budget, for problems without fusion; 0: none.
+        moves: annealing moves per budget; 0: none.
         deadline: `time.monotonic()` after which no further plan is tried.
         strict: raise when ortools fails, instead of going on without it.
     """
@@ -76,7 +73,7 @@ class Planner:
     moves: int = 0
     deadline: float = math.inf
     strict: bool = False
-    _engine: CappedPlanner | FlatPlanner | None = None
+    _engine: Search | None = None
     _moments: Moments | None = None
 
     @property
@@ -128,7 +125,7 @@ class Planner:
             )
             return Bound(seconds=seconds, infeasible_proven=False, pivot=None)
 
-    def _without_plan(self, engine: CappedPlanner | FlatPlanner) -> Solution:
+    def _without_plan(self, engine: Search) -> Solution:
         return Solution(
             plan=None,
             termination=Termination.INFEASIBLE,
@@ -137,10 +134,10 @@ class Planner:
             limit=self._limit(engine),
         )
 
-    def _limit(self, engine: CappedPlanner | FlatPlanner) -> str | None:
+    def _limit(self, engine: Search) -> str | None:
         if engine.hit_limit:
             return "time"
-        return "moves" if self.moves and isinstance(engine, FlatPlanner) else None
+        return "moves" if self.moves else None
 
     def _cuts(self) -> Moments:
         if self._moments is None:
@@ -151,22 +148,17 @@ class Planner:
             self._moments = moments(self.problem, max_pivots=count)
         return self._moments
 
-    def _method(self) -> CappedPlanner | FlatPlanner:
+    def _method(self) -> Search:
         if self._engine is None:
-            fuses = any(op.fusible for op in self.problem.operations)
-            if fuses or self.method != "auto":
-                self._engine = CappedPlanner(
-                    problem=self.problem, method=self.method, strict=self.strict
-                )
-            else:
-                started = time.monotonic()
-                warm_up()
-                self.deadline += time.monotonic() - started
-                self._engine = FlatPlanner(
-                    problem=self.problem,
-                    moments=self._cuts(),
-                    moves=self.moves,
-                    strict=self.strict,
-                )
+            started = time.monotonic()
+            warm_up()
+            self.deadline += time.monotonic() - started
+            self._engine = Search(
+                problem=self.problem,
+                moments=self._cuts(),
+                method=self.method,
+                moves=self.moves,
+                strict=self.strict,
+            )
         self._engine.deadline = self.deadline
         return self._engine

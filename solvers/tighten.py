@@ -2,7 +2,8 @@
 
 A sequence built for a cap at one moment recomputes more than the peak demands. Every
 repeated execution is tried once, in the order of its operation's cost and from the end
-of the sequence: it goes when the rest stays valid and within the budget. One try costs
+of the sequence: it goes when the rest stays valid and within the budget, and not dearer
+because the value must be saved. One try costs
 O(degree * log slots), so the pass is near linear.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from gcpass.solvers.accelerate import compiled
+from gcpass.solvers.edit import can_remove, insert, remove
 from gcpass.solvers.network import NONE, Network
-from gcpass.solvers.timeline import Timeline, can_remove, insert, peak_bytes, remove
+from gcpass.solvers.timeline import Timeline, peak_bytes
 
 
 @compiled
@@ -38,8 +40,10 @@ def _drop(net: Network, line: Timeline, op: int, budget: int) -> int:
         slot = places[i]
         if line.times[op] == 1 or not can_remove(net, line, slot):
             continue
+        saving = line.saving[0]
         remove(net, line, slot)
-        if peak_bytes(line) > budget:
+        dearer = line.saving[0] - saving > net.cost[op]  # saved instead
+        if dearer or peak_bytes(line) > budget:
             insert(net, line, slot, op)
         else:
             dropped += 1

@@ -20,6 +20,7 @@ from gcpass.solvers.cut_plan import (
     recomputed,
     saved_bytes,
 )
+from gcpass.solvers.edit import insert, place_all
 from gcpass.solvers.evict import evict
 from gcpass.solvers.frontier import frontier
 from gcpass.solvers.liveness import make_plan
@@ -39,10 +40,8 @@ from gcpass.solvers.timeline import (
     BARRED_BYTES,
     Timeline,
     can_run,
-    insert,
     new_timeline,
     peak_bytes,
-    place_all,
     sequence_of,
     total_cost,
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gcpass.solvers.check import check
+from gcpass.solvers.edit import can_remove, insert, place_all, place_with_gap, remove
 from gcpass.solvers.liveness import make_plan, simulate
 from gcpass.solvers.moment import needed_operations
 from gcpass.solvers.network import NONE, IntArray, Network, Numbering, network_of
@@ -18,18 +19,13 @@ from gcpass.solvers.timeline import (
     BARRED_BYTES,
     Timeline,
     at_or_before,
-    can_remove,
     can_run,
     empty_slot,
-    insert,
     last_read,
     new_timeline,
     next_read,
     peak_bytes,
     peak_slot,
-    place_all,
-    place_with_gap,
-    remove,
     sequence_of,
     total_cost,
 )
@@ -37,15 +33,18 @@ from tests.problems import Builder, random_plain, random_problem
 
 SLOTS = 256
 EDITS = 200  # tried, per problem
-COLUMNS = ("operation", "earlier", "later", "first", "times", "end", "peak", "added")
+COLUMNS = (
+    *("operation", "earlier", "later", "first", "times"),
+    *("end", "virtual", "reach", "peak", "added"),
+)
 
 
 def problems(count: int) -> list[Problem]:
-    """Return plain sequences and training problems, in turn."""
+    """Return plain sequences and training problems without and with fusion, in turn."""
     return [
         random_plain(seed, 4 + seed % 9)
-        if seed % 3 == 0
-        else random_problem(seed, 4 + seed % 12)
+        if seed % 4 == 0
+        else random_problem(seed, 4 + seed % 25, fused=seed % 4 > 1)
         for seed in range(count)
     ]
 

@@ -17,10 +17,10 @@ from gcpass.solvers.check import check
 from gcpass.solvers.classics import METHODS
 from gcpass.solvers.classics.revolve import fewest_steps
 from gcpass.solvers.errors import SolverError
-from gcpass.solvers.flat import warm_up
 from gcpass.solvers.generate import random_layered
 from gcpass.solvers.plain import given_peak_bytes
 from gcpass.solvers.problem import Origin, Phase, Plan, Problem, Termination
+from gcpass.solvers.search import warm_up
 from gcpass.solvers.solve import Planner, moves_for, solve
 from tests.exact import optimum_seconds
 from tests.problems import Builder, chain, random_plain, random_problem
@@ -310,7 +310,7 @@ COMPILED_MODULES = ("anneal", "cut_plan", "evict", "narrow", "tighten", "timelin
 WARM_SCRIPT = """
 import json
 from gcpass.solvers import {modules}
-from gcpass.solvers.flat import warm_up
+from gcpass.solvers.search import warm_up
 from gcpass.solvers.generate import chain, random_layered
 from gcpass.solvers.plain import given_peak_bytes
 from gcpass.solvers.solve import Planner
