@@ -249,8 +249,13 @@ class Search:
             while before != self.reached_bytes and not self.hit_limit:
                 before = self.reached_bytes
                 if before <= low or self._agree():
-                    return self._least()
+                    break
                 self._build(max(low, int(before * ratio)))
+        target = max(low, int(self.reached_bytes * FLOOR_RATIOS[-2]))
+        for rule in RULES[1:]:
+            if self.reached_bytes > low and time.monotonic() <= self.deadline:
+                found = self._builder.fit(self._given.sequence, target, rule)
+                self._archive.append(found)
         return self._least()
 
     def _agree(self) -> bool:

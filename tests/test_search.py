@@ -1,4 +1,4 @@
-"""The planner for problems without fusion, against exact search and its own rules."""
+"""The planner against exact search and its own rules, without and with fusion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gcpass.solvers.problem import Origin, Phase, Plan, Problem, Termination
 from gcpass.solvers.search import warm_up
 from gcpass.solvers.solve import Planner, moves_for, solve
 from tests.exact import optimum_seconds
-from tests.problems import Builder, chain, random_plain, random_problem
+from tests.problems import Builder, chain, random_plain, random_problem, transformer
 
 ROOT = Path(__file__).parents[1]
 MOVES = 20_000
@@ -108,7 +108,9 @@ def feasible(problems: Iterable[Problem]) -> Iterator[Problem]:
 @pytest.mark.parametrize("moves", [0, 2_000])
 def test_every_plan_is_valid_and_fits(moves: int) -> None:
     found = 0
-    problems = [random_problem(seed, 6 + seed % 20) for seed in range(80)]
+    problems = [
+        random_problem(seed, 6 + seed % 20, fused=seed % 2 == 1) for seed in range(80)
+    ]
     # `test_training_problems_against_exact_search` has what cannot be saved.
     savable = [p for p in problems if all(value.savable for value in p.values)]
     for problem in feasible(savable):
@@ -179,6 +181,53 @@ def test_the_boundary_does_not_move_over_what_must_not_cross_it() -> None:
     assert [optimum_seconds(problem, k) for k in (29, 30, 35)] == [None, 4.0, 4.0]
     for budget in (29, 30, 34, 35):
         compare(problem, budget)
+
+
+# --- fusion -----------------------------------------------------------------------
+
+
+def kernels() -> Problem:
+    """`a` (8 bytes) is read by a pointwise `u` whose reader comes late, behind `b`.
+
+    u is virtual, so a is alive while b (4 bytes, rebuilt for the last operation anyway)
+    is worked with: 8 + 4 + 2. Running a and u again behind that costs 5 and 1.
+    """
+    b = Builder()
+    x, a, u = b.value(1, Origin.INPUT), b.value(8), b.value(8)
+    big, small = b.value(4), b.value(2)
+    b.run([x], [a], 5.0, Phase.BACKWARD)
+    b.run([a], [u], 1.0, Phase.BACKWARD, fusible=True, absorbing=True)
+    b.run([x], [big], 7.0, Phase.BACKWARD)
+    b.run([big], [small], 1.0, Phase.BACKWARD)
+    total = b.value(1)
+    b.run([u, small], [total], 1.0, Phase.BACKWARD, absorbing=True)
+    return b.problem()
+
+
+def test_what_a_kernel_draws_on_is_dropped_with_what_it_computes() -> None:
+    """Moving a and u behind the small value costs nothing: 4 + 2, then 2 + 8 + 1."""
+    problem = kernels()
+    assert given_peak_bytes(problem) == 14
+    solution = Planner(problem=problem).solve(11)
+    assert solution.plan is not None
+    assert solution.plan.cost_seconds == 15.0
+    assert solution.plan.peak_bytes == 11
+    assert solution.termination is Termination.OPTIMAL
+    assert Planner(problem=problem).solve(10).plan is None
+
+
+def test_plans_of_fused_transformers_are_near_the_bound() -> None:
+    """A percentage point of the fastest plan's time, from 90 down to 50 %."""
+    problem = transformer(8, fused=True)
+    planner = Planner(problem=problem)
+    fastest = planner.fastest
+    for percent in (90, 80, 70, 60, 50):
+        budget = fastest.peak_bytes * percent // 100
+        solution = planner.solve(budget)
+        assert solution.plan is not None
+        check(problem, solution.plan, budget)
+        gap = solution.plan.cost_seconds - solution.bound_seconds
+        assert gap <= 0.01 * fastest.cost_seconds, f"{percent} %"
 
 
 # --- budgets ----------------------------------------------------------------------
