@@ -64,4 +64,3 @@ def compare_peaks(program: Program, budget: Budget) -> float | None:
     if measured > scheduled * (1 + HIDDEN_SHARE) + HIDDEN_BYTES:
         raise Fault("measured", f"{measured} bytes, scheduled are {scheduled}")
     return measured / max(1, scheduled)
-

@@ -7,6 +7,10 @@ why (all on torch 2.13.0):
 - `x[torch.randperm(n)]` on the first dimension: Inductor's own pattern for it raises
   "Not all inputs to pattern found", without gcpass as well;
 - changes in place of `unfold`'s result, which functionalization refuses;
+- draws in place into what is not contiguous: functionalization draws into a contiguous
+  tensor, and the order of the numbers is another one;
+- changes of what dropout returned outside of training: eager returns its argument
+  itself, AOTAutograd a copy;
 - the median of an expanded tensor: eager gives another result in every run.
 """
 
@@ -257,13 +261,13 @@ def attention(d: Draft) -> None:
 def randomness(d: Draft) -> None:
     v = d.full()
     choices = [
-        f"F.dropout({v}, 0.3, self.training)",
+        f"F.dropout({v}, 0.3, self.training) * 1",
         f"F.dropout({v}, 0.5)",
         f"{v} + torch.rand_like({v}) * 0.1",
         f"{v} * torch.randn({list(d[v].shape)})",
         f"{v} * torch.bernoulli(torch.full_like({v}, 0.7))",
         f"F.dropout1d({v}, 0.3)",
-        f"F.alpha_dropout({v}, 0.2, self.training)",
+        f"F.alpha_dropout({v}, 0.2, self.training) * 1",
         f"{v}[None][..., torch.randperm({d[v].shape[-1]})]",
         f"F.rrelu({v}, training=self.training)",
         f"{v} + torch.randint(0, 3, {list(d[v].shape)})",
@@ -440,13 +444,18 @@ def in_place(d: Draft) -> None:
         f"{target}.mul_({other}.mean())",
         f"{name}.index_fill_({i}, torch.tensor([0]), 0.4)",
         f"{name}.sin_()",
-        f"{target}.normal_()",
         f"F.relu_({target})",
-        f"{target}.add_(torch.rand_like({target}))",
+        f"{target}.add_(torch.rand_like({name}).mean())",
         f"{name}.t_().add_(1)" if t.dim() == 2 else f"{name}.neg_()",
-        f"{name}.exponential_()",
-        f"F.dropout({target}, 0.5, inplace=True)",
     ]
+    if t.is_contiguous():
+        choices += [
+            f"{name}.normal_()",
+            f"{name}.detach().normal_()",
+            f"{name}[:1].normal_()",
+            f"{name}.exponential_()",
+            f"F.dropout({name}, 0.5, inplace=True)",
+        ]
     d.change(d.rng.choice(choices))
 
 
