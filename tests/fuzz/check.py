@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.fuzz.generate import generate
+from tests.fuzz.generate import LONGEST, generate
 from tests.fuzz.minimize import minimize
 from tests.fuzz.oracle import (
     Budget,
@@ -47,9 +47,15 @@ def plans_of(seed: int) -> list[Budget]:
     return [f"plan {seed}"]
 
 
-def check(seed: int, budgets: Sequence[Budget], **options: object) -> Finding | None:
+def check(
+    seed: int,
+    budgets: Sequence[Budget],
+    *,
+    longest: int = LONGEST,
+    **options: object,
+) -> Finding | None:
     """Return what is wrong with the program of a seed, None if nothing is."""
-    program, expected = generate(seed)
+    program, expected = generate(seed, longest)
     for budget in budgets:
         used: Budget = budget
         try:

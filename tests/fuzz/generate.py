@@ -17,12 +17,17 @@ SHORTEST, USUAL, LONGEST = 8, 18, 60  # lines of a forward
 TRIES = 40  # of a seed until eager accepts a program
 
 
-def generate(seed: int) -> tuple[Program, Reference]:
-    """Return the program of a seed and what eager makes of it."""
+def generate(seed: int, longest: int = LONGEST) -> tuple[Program, Reference]:
+    """Return the program of a seed and what eager makes of it.
+
+    Args:
+        seed: of all draws.
+        longest: lines of the forward, but for the last block.
+    """
     for attempt in range(TRIES):
         rng = random.Random(f"{seed} {attempt}")
         torch.manual_seed(seed)
-        program = _draw(rng)
+        program = _draw(rng, longest)
         for _ in range(4):
             try:
                 return program, reference(program)
@@ -37,12 +42,12 @@ def _without_some_changes(program: Program, rng: random.Random) -> Program:
     return dataclasses.replace(program, lines=tuple(kept)).pruned()
 
 
-def _draw(rng: random.Random) -> Program:
+def _draw(rng: random.Random, longest: int) -> Program:
     draft = Draft(rng=rng)
     _arguments(draft)
     length = SHORTEST + int(rng.expovariate(1 / (USUAL - SHORTEST)))
     weights = [rng.random() ** 2 * weight for weight, _ in FAMILIES]
-    while len(draft.lines) < min(length, LONGEST):
+    while len(draft.lines) < min(length, longest):
         if rng.random() < 0.05:
             _repeat_a_block(draft, weights)
         else:
@@ -134,7 +139,6 @@ def _finish(draft: Draft) -> Program:
         lines=tuple(draft.lines),
         outputs=tuple(text),
         losses=tuple(sorted(losses)),
-        trainable=tuple(trained),
         training=rng.random() < 0.8,
         steps=rng.choice([1, 1, 2, 3]),
         backwards=rng.choice([1, 1, 1, 1, 2]),

@@ -75,7 +75,6 @@ def _fewer_outputs(program: Program) -> Iterator[Program]:
                 program,
                 outputs=outputs,
                 losses=_without(program.losses, i),
-                trainable=_without(program.trainable, i),
             ).pruned()
     for n in program.losses:
         rest = tuple(m for m in program.losses if m != n)

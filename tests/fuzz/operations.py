@@ -346,7 +346,7 @@ def loss_like(d: Draft) -> None:
         f"F.mse_loss({v}, {d.same_shape(v)})",
         f"F.smooth_l1_loss({v}, {d.same_shape(v)}, reduction='none')",
         f"F.binary_cross_entropy_with_logits({v}, {v}.detach().sigmoid())",
-        f"F.kl_div({v}.log_softmax(-1), {d.same_shape(v)}.softmax(-1))",
+        f"F.kl_div({v}.log_softmax(-1), {v}.detach().sigmoid(), reduction='sum')",
         f"F.cosine_similarity({v}, {d.same_shape(v)} + 1, -1)",
     ]
     d.bind(d.rng.choice(choices))

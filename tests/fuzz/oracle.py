@@ -7,7 +7,6 @@ what the program computes in bfloat16): what is ill-conditioned moves as well.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -90,9 +89,7 @@ def reference(program: Program) -> Reference:
 def _eager_runs(program: Program) -> list[dict[str, Tensor]]:
     """Return what eager computes, then the same for slightly other numbers."""
     runs = [run(program, _as_it_is, nudge=NUDGE * sign) for sign in (0, 1, -1)]
-    # torch.compile traces the backward of every output, also of those that the loss
-    # does not read: all of it must be legal.
-    run(dataclasses.replace(program, losses=program.trainable), _as_it_is)
+    run(program, _as_it_is, everything=True)
     if "bfloat16" in program.source():
         exact = program.source().replace("torch.bfloat16", "torch.float32")
         runs.append(run(program, _as_it_is, source=exact))
@@ -161,6 +158,7 @@ def run(
     *,
     nudge: float = 0.0,
     source: str | None = None,
+    everything: bool = False,
 ) -> dict[str, Tensor]:
     """Train a program and return everything that can be observed, by name.
 
@@ -169,6 +167,8 @@ def run(
         compiled: module -> what is called in its place.
         nudge: relative change of every parameter, buffer and input.
         source: another source for the program.
+        everything: let the loss read every output and every written argument.
+            torch.compile traces the backward of them all, so all must be legal.
     """
     torch.manual_seed(1)
     module: nn.Module = load(source or program.source())["Program"]()
@@ -189,7 +189,7 @@ def run(
         arguments = [space[name] for name in program.parameters]
         with torch.random.fork_rng(), _one_graph_many_backwards(program.backwards):
             torch.manual_seed(100 + number)
-            found = _train(program, module, function, arguments)
+            found = _train(program, module, function, arguments, everything)
         leaves = {n: t for n, t in space.items() if isinstance(t, Tensor)}
         found |= _gradients({**leaves, **dict(module.named_parameters())})
         seen |= {f"step {number}: {k}": v.detach().clone() for k, v in found.items()}
@@ -199,7 +199,11 @@ def run(
 
 
 def _train(
-    program: Program, module: nn.Module, function: Run, arguments: list[Tensor]
+    program: Program,
+    module: nn.Module,
+    function: Run,
+    arguments: list[Tensor],
+    everything: bool,
 ) -> dict[str, Tensor]:
     outputs = function(*arguments)
     found = {f"output {i}": o for i, o in enumerate(outputs) if isinstance(o, Tensor)}
@@ -208,7 +212,11 @@ def _train(
         [isinstance(o, Tensor) and o.requires_grad for o in outputs]
     )
     found["aliases"] = _aliases(arguments, outputs)
-    loss: Any = sum(_loss(outputs[i]) for i in program.losses)
+    read = [outputs[i] for i in program.losses]
+    if everything:
+        read = [t for t in (*outputs, *arguments) if isinstance(t, Tensor)]
+        read = [t for t in read if t.requires_grad]
+    loss: Any = sum(map(_loss, read))
     for i in range(program.backwards):
         loss.backward(retain_graph=i + 1 < program.backwards)
     for i, argument in enumerate(arguments):

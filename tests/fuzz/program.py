@@ -35,7 +35,6 @@ class Program:
         lines: of the forward.
         outputs: expressions that the forward returns.
         losses: which of the outputs the loss reads.
-        trainable: which of them need a gradient.
         training: whether the module is in training mode.
         steps: how many steps, with an update of the parameters in between.
         backwards: how often each step's backward runs, on one graph.
@@ -46,7 +45,6 @@ class Program:
     lines: tuple[str, ...]
     outputs: tuple[str, ...]
     losses: tuple[int, ...]
-    trainable: tuple[int, ...]
     training: bool = True
     steps: int = 1
     backwards: int = 1
