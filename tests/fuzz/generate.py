@@ -8,8 +8,8 @@ import random
 import torch
 from torch import Tensor
 
+from tests.fuzz.changes import FAMILIES
 from tests.fuzz.draft import Draft, Skip
-from tests.fuzz.operations import FAMILIES
 from tests.fuzz.oracle import InvalidProgramError, Reference, reference
 from tests.fuzz.program import Program, bound, names, value_of
 

@@ -11,6 +11,7 @@ why (all on torch 2.13.0):
   tensor, and the order of the numbers is another one;
 - changes of what dropout returned outside of training: eager returns its argument
   itself, AOTAutograd a copy;
+- layer norm of a constant that sums with rounding: its result is nothing but rounding;
 - the median of an expanded tensor: eager gives another result in every run.
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.fuzz.draft import Draft, Skip
+from tests.fuzz.draft import Draft
 
 Operation = Callable[[Draft], object]
 FAMILIES: list[tuple[int, Operation]] = []
@@ -395,7 +396,7 @@ def from_nothing(d: Draft) -> None:
     choices = [
         f"torch.arange({n}) * 0.1 + {v}",
         f"torch.ones_like({v})",
-        f"torch.full({list(t.shape)}, 0.3)",
+        f"torch.full({list(t.shape)}, 0.25)",
         f"torch.linspace(-1, 1, {n}) * {v}",
         f"{v}.new_zeros({list(t.shape)})",
         f"({v} > 0)",
@@ -404,120 +405,3 @@ def from_nothing(d: Draft) -> None:
         f"torch.tensor([0.1, 0.2]).mean() + {v}",
     ]
     d.bind(d.rng.choice(choices))
-
-
-@family(9)
-def in_place(d: Draft) -> None:
-    name = d.pick(lambda t: t.is_floating_point() and t.dim() >= 1)
-    if name.startswith("x") and d[name].is_leaf and d[name].requires_grad:
-        raise Skip
-    t = d[name]
-    if _overlaps(t):  # functionalization refuses to write where elements overlap
-        raise Skip
-    i = d.rng.randrange(t.dim())
-    target = d.rng.choice(
-        [
-            name,
-            name,
-            f"{name}[..., 0]",
-            f"{name}[:1]",
-            f"{name}.select({i}, 0)",
-            f"{name}.transpose({i}, 0)",
-            f"{name}.view(-1)[:2]",
-            f"{name}.detach()",
-        ]
-    )
-    other = d.same_shape(name)
-    choices = [
-        f"{target}.add_(1)",
-        f"{target}.mul_(0.5)",
-        f"{target}.tanh_()",
-        f"{target}.zero_()",
-        f"{target}.fill_(0.3)",
-        f"{target}.clamp_(-0.5, 0.5)",
-        f"{target}.sub_({target} * 0.1)",
-        f"{name}.add_({other}, alpha=0.3)",
-        f"{name}.copy_({other})",
-        f"{name}.masked_fill_({other} > 0.5, 0.1)",
-        f"{name}[..., 0] = {other}[..., -1]",
-        f"{name}[:1] = 0.2",
-        f"{target}.mul_({other}.mean())",
-        f"{name}.index_fill_({i}, torch.tensor([0]), 0.4)",
-        f"{name}.sin_()",
-        f"F.relu_({target})",
-        f"{target}.add_(torch.rand_like({name}).mean())",
-        f"{name}.t_().add_(1)" if t.dim() == 2 else f"{name}.neg_()",
-    ]
-    if t.is_contiguous():
-        choices += [
-            f"{name}.normal_()",
-            f"{name}.detach().normal_()",
-            f"{name}[:1].normal_()",
-            f"{name}.exponential_()",
-            f"F.dropout({name}, 0.5, inplace=True)",
-        ]
-    d.change(d.rng.choice(choices))
-
-
-def _overlaps(t: Tensor) -> bool:
-    places = torch.arange(t.untyped_storage().nbytes() // t.element_size())
-    places = places.as_strided(t.shape, t.stride(), t.storage_offset())
-    return places.unique().numel() < t.numel()
-
-
-@family(4)
-def stateful(d: Draft) -> None:
-    v = d.full(2)
-    n = d[v].shape[-1]
-    row = f"{v}.detach().reshape(-1, {n}).mean(0)"
-    kind = d.rng.randrange(6)
-    if kind == 0:
-        b = d.buffer("torch.zeros((), dtype=torch.int64)")
-        d.change(f"{b}.add_(1)")
-        d.bind(f"{v} * (1 / (1 + {b}))")
-        return
-    b = d.buffer(f"torch.linspace(0, 1, {n})")
-    if kind == 1:
-        d.bind(f"torch.sin({v} + {b})")
-        d.change(f"{b}.add_(0.1)")
-    elif kind == 2:
-        d.change(f"{b}.lerp_({row}, 0.3)")
-        d.bind(f"{v} * {b}")
-    elif kind == 3:
-        d.bind(f"{v} * {b}[:1]")
-        d.change(f"{b}[1:].mul_(0.9)")
-        d.bind(f"{v} * {b}")
-    elif kind == 4:
-        d.bind(f"{b}.view(1, -1)")
-        d.bind(f"{v} + {b}.view(1, -1)")
-        d.change(f"{b}.copy_({row})")
-    else:
-        old = d.bind(f"{b}.clone()")
-        d.change(f"{b}.normal_()")
-        d.bind(f"{v} * {b} + {old}")
-
-
-@family(4)
-def fenced(d: Draft) -> None:
-    v = d.full(2)
-    n = d[v].shape[-1]
-    kind = d.rng.randrange(6)
-    if kind == 0:
-        b = d.buffer("torch.zeros(())")
-        d.change(f"with torch.no_grad(): {b}.add_({v}.mean())")
-        d.bind(f"{v} + {b} * 0.1")
-    elif kind == 1:
-        d.bind(f"torch.tanh({v}) * 2", "torch.no_grad()")
-    elif kind == 2:
-        w = d.parameter(n, n)
-        d.bind(f"torch.tanh({v} @ {w})", 'torch.autocast("cpu", torch.bfloat16)')
-    elif kind == 3:
-        w = d.parameter(n, n)
-        inner = d.rng.choice(["torch.sin(t @ {w})", "F.dropout(t, 0.2) @ {w}"])
-        inner = inner.format(w=w)
-        d.bind(f"checkpoint(lambda t: {inner}, {v}, use_reentrant=False)")
-    elif kind == 4 and d.rng.random() < 0.3:
-        d.change("torch._dynamo.graph_break()")
-    else:
-        inside = d.rng.choice(["{v}.grad_fn is None", "self.training"]).format(v=v)
-        d.bind(f"torch.sin({v}) if {inside} else torch.cos({v})")
