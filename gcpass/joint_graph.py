@@ -11,9 +11,9 @@ from gcpass.torch_private import (
     cleanup_recompute_tags,
     functorch_config,
     fx_graph_cse,
+    inputs_written_afterwards,
     is_tangent,
     mark_unrecomputable,
-    mutated_input_indices,
 )
 
 
@@ -39,9 +39,7 @@ def has_backward(graph: fx.Graph, num_fwd_outputs: int) -> bool:
 
 def mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
     """Return the placeholders whose storage the region writes."""
-    primals = [n for n in graph.find_nodes(op="placeholder") if not is_tangent(n)]
-    indices = mutated_input_indices()
-    found = {n for i, n in enumerate(primals) if i in indices}
+    found = set(inputs_written_afterwards(graph))
     for node in graph.find_nodes(
         op="call_function", target=torch.ops.aten.copy_.default
     ):

@@ -17,8 +17,9 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
-from torch._guards import CompileContext, TracingContext
+from torch._guards import CompileContext
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.choices import InductorChoices
@@ -67,6 +68,7 @@ __all__ = [
     "functorch_config",
     "fx_graph_cse",
     "inductor_config",
+    "inputs_written_afterwards",
     "is_backward_effect",
     "is_forward_effect",
     "is_opaque_node",
@@ -74,7 +76,6 @@ __all__ = [
     "is_tangent",
     "list_mode_options",
     "mark_unrecomputable",
-    "mutated_input_indices",
     "probe",
     "raise_getitems",
     "static_inputs",
@@ -163,16 +164,21 @@ def extract_forward_and_backward(
     return forward, backward
 
 
-def mutated_input_indices() -> frozenset[int]:
-    """Return the flat input positions that the region writes, in graph or epilogue."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return frozenset()
-    return frozenset(
-        index
-        for index, info in enumerate(context.fw_metadata.input_info)
-        if info.mutates_data
-    )
+def inputs_written_afterwards(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
+    """Return the placeholders that AOTAutograd writes once the forward has returned.
+
+    A write that autograd must see is no part of the graph: the new value is an output
+    of the forward, described as the mutation of an input. (The metadata on the tracing
+    context says the same, but is not there yet when a graph is partitioned.)
+    """
+    (output,) = graph.find_nodes(op="output")
+    written = {
+        description.mutated_input
+        for description in output.meta.get("desc", ())
+        if isinstance(description, InputMutationAOTOutput)
+    }
+    placeholders = graph.find_nodes(op="placeholder")
+    return frozenset(n for n in placeholders if n.meta.get("desc") in written)
 
 
 def compile_id() -> str:

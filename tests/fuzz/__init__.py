@@ -1,0 +1,1 @@
+"""Random training programs, compared with eager; see `tests.fuzz.__main__`."""
