@@ -90,8 +90,13 @@ class Builder:
         self._place(sequence)
         return self._found("given order")
 
-    def build(self, budget_bytes: int) -> Iterator[Found]:
-        """Yield sequences for the budget; not every one fits."""
+    def build(self, budget_bytes: int, *, all_rules: bool) -> Iterator[Found]:
+        """Yield sequences for the budget; not every one fits.
+
+        Args:
+            budget_bytes: bytes.
+            all_rules: evict by every rule from the best starts, else by the first only.
+        """
         given = np.arange(len(self.net.cost), dtype=np.int64)
         tried: list[tuple[tuple[bool, float, int], int, IntArray]] = []
         for laid_out in (*self._laid_out(budget_bytes), given):
@@ -100,7 +105,7 @@ class Builder:
                 tried.append((rank(found, budget_bytes), len(tried), laid_out))
             yield found
         for _, _, laid_out in sorted(tried, key=lambda x: x[:2])[:STARTS_PER_RULE]:
-            for rule in RULES[1:]:
+            for rule in RULES[1:] if all_rules else ():
                 yield self.fit(laid_out, budget_bytes, rule)
 
     def fit(

@@ -7,8 +7,8 @@ at one price, so the choice between two neighbouring points of the frontier is m
 connected components of the operations that only the smaller one recomputes are saved
 again, dearest per byte first, while the cap allows.
 
-The result respects a cap at the pivot only; `gcpass.solvers.plan` lowers the cap until
-the simulated peak fits.
+The result respects a cap at the pivot only; `gcpass.solvers.evict` makes it fit at the
+other moments.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ where these leave a gap to the bound, by the chain methods where the graph is a 
 stages, and improved by annealing when moves are allowed. A later budget chooses among
 all that earlier ones found.
 
-Construction for a little less memory sometimes finds a cheaper sequence. So it is done
-for a few caps of a fixed grid below the budget, too: two budgets that are solved apart
-then choose among nearly the same, and the larger one is hardly ever dearer.
+Construction for a little less memory sometimes finds a cheaper sequence. So without
+annealing it is done for a few caps of a fixed grid below the budget, too: two budgets
+that are solved apart then choose among nearly the same, and the larger one is hardly
+ever dearer.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Search:
             return self._plan(fastest)
         self._build(budget_bytes)
         if self.method == "auto":
-            if self._best(budget_bytes).peak_bytes <= budget_bytes:
+            if not self.moves and self._best(budget_bytes).peak_bytes <= budget_bytes:
                 for cap in self._grid(budget_bytes):
                     self._build(cap)
             self._add_integer_plan(budget_bytes)
@@ -172,7 +173,7 @@ class Search:
                 yield self._builder.fit(self._given.sequence, budget_bytes, rule)
             return
         try:
-            yield from self._builder.build(budget_bytes)
+            yield from self._builder.build(budget_bytes, all_rules=not self.moves)
         except SolverError as error:
             if self.strict:
                 raise
