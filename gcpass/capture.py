@@ -20,7 +20,7 @@ from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
 from gcpass.errors import UnsupportedGraphError
 from gcpass.hardware import Device
-from gcpass.op_facts import Kind, draws_random, op_kind
+from gcpass.op_facts import Kind, draws_random, op_kind, selects
 from gcpass.sizes import storage_bytes
 from gcpass.solvers.problem import (
     Operation,
@@ -348,7 +348,7 @@ class _Draft:
 
     def _belongs_to_forward(self, node: fx.Node) -> bool:
         """Whether a node without tangents must run in the forward all the same."""
-        if is_forward_effect(node):
+        if is_forward_effect(node) or selects(node):
             return True
         if node.meta.get("partitioner_tag") == "is_backward":
             return False

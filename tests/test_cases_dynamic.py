@@ -1,7 +1,7 @@
 """Sizes that are symbols: bound where the backward needs them, one plan for all.
 
 pytorch#185473, pytorch#128338 and pytorch#155468: the backward refers to a size that
-was never passed to it. The first case is in test_gradients.py.
+was never passed to it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,42 @@ def agrees(
         for want, mine in zip(*found, strict=True):
             if want is not None:
                 assert relative(mine, want) < EXACT
+
+
+class Lengths(nn.Module):
+    """Reshapes, means and divisions by sizes that are symbols."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        h = torch.tanh(self.first(x.reshape(batch * length, width)))
+        h = h.reshape(batch, length, width) / length + bias.sum() / bias.shape[0]
+        return (self.last(h).mean(1) * batch).square().sum() / length
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_c18_symbolic_sizes(budget: Budget) -> None:
+    # pytorch#185473; the second input's size equals the first's length.
+    net = Lengths()
+    function = compiled(net, budget)
+    for batch, length in ((4, 8), (6, 10), (3, 12), (5, 5)):
+        x, bias = torch.randn(batch, length, 16), torch.randn(length)
+        for dimension in range(2):
+            torch._dynamo.mark_dynamic(x, dimension)
+        torch._dynamo.mark_dynamic(bias, 0)
+        net.zero_grad()
+        function(x, bias).backward()
+        got = [p.grad for p in net.parameters()]
+        net.zero_grad()
+        net(x, bias).backward()
+        for mine, parameter in zip(got, net.parameters(), strict=True):
+            assert mine is not None
+            assert parameter.grad is not None
+            assert relative(mine, parameter.grad) < EXACT
+    plan()  # one plan for all shapes
 
 
 class Sizes(nn.Module):
