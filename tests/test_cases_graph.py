@@ -29,7 +29,7 @@ from tests.training import (
 )
 
 EXACT = 2e-6  # float32, the same kernels in another order
-BUDGETS: list[Budget] = [None, 0.5, "min"]
+BUDGETS: list[Budget] = [None, "min"]
 
 
 # --- subclasses -----------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_c15_wrapper_subclass_beside_a_written_input(budget: Budget) -> None:
     plan()
 
 
-@pytest.mark.parametrize("budget", [0.5, "min"], ids=str)
+@pytest.mark.parametrize("budget", ["min"])
 def test_c15_jagged_tensor_beside_a_written_input(budget: Budget) -> None:
     def function(a: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.tanh(F.linear(a.sin(), w)).exp()
