@@ -1,7 +1,7 @@
 """Collectives, data parallel wrappers and sharded parameters, in a group of one.
 
-pytorch issues on collectives that are run again: every rank would have to repeat them
-at the same moment. A collective is saved, never rebuilt, at every budget.
+Every rank would have to repeat a collective at the same moment, so it runs once, at
+every budget.
 """
 
 from __future__ import annotations
@@ -51,17 +51,22 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 
 
 class Gathering(nn.Module):
-    """Columns of each layer are gathered, and the loss is a mean over the ranks."""
+    """Frozen weights are gathered where they are used; the loss is a mean over ranks.
+
+    To gather one again from its part, which is there anyway, would save memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.layers = nn.ParameterList(torch.randn(64, 64) / 8 for _ in range(4))
+        self.layers.requires_grad_(False)
+        self.start = nn.Parameter(torch.randn(64))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            part = torch.tanh(layer(x)).exp()
-            whole = collectives.all_gather_tensor_autograd(part, 1, dist.group.WORLD)
-            x = whole.sin()
+        x = x + self.start
+        for weight in self.layers:
+            whole = collectives.all_gather_tensor_autograd(weight, 0, dist.group.WORLD)
+            x = torch.tanh(x @ whole).exp()
         loss = x.square().mean()
         return collectives.all_reduce(loss.detach(), "avg", dist.group.WORLD) * 0 + loss
 
@@ -69,16 +74,14 @@ class Gathering(nn.Module):
 @pytest.mark.parametrize("budget", [None, 0.5, "min"], ids=str)
 @pytest.mark.filterwarnings("ignore:.*all_gather_tensor_autograd:FutureWarning")
 def test_c19_collectives_run_once(mesh: DeviceMesh, budget: Budget) -> None:
-    net, x = Gathering(), torch.randn(64, 16)
+    net, x = Gathering(), torch.randn(8, 64)
     function = compiled(net, budget)
-    function(x).backward()
-    net.zero_grad()
+    loss = function(x)  # not under the counter: Dynamo would leave it to eager
     gather = torch.ops._c10d_functional.all_gather_into_tensor.default
-    with CallCounter(gather) as forward:
-        loss = function(x)
     with CallCounter(gather) as backward:
         loss.backward()
-    assert (forward.calls, backward.calls) == (3, 0)
+    assert backward.calls == 0
+    assert store.plans()
     got = gradients(net)
     net.zero_grad()
     net(x).backward()
