@@ -56,6 +56,10 @@ __all__ = ["enable", "gcpass", "make_backend", "partitioner", "plans"]
 # With channels-last layouts Inductor's CPU code gives wrong gradients on some networks
 # (a small UNet: relative error 0.19 instead of 7e-7; a ResNet: 6e-3 instead of 3e-6).
 EXACT_ON_CPU = {"layout_optimization": False}
+# Inductor computes in float32 inside of a kernel, so that a low precision value has
+# other bits there than in memory. What is compared with itself then differs: bfloat16
+# gradients of amax(sin(x) * 2) are NaN, and masks flip where a value is recomputed.
+EXACT_CASTS = {"emulate_precision_casts": True}
 AUTO_RESERVE = 0.05  # of what is free, left for fragmentation and other users
 AUTO_STEP = 1 << 26  # bytes; "auto" is rounded down to it, so that caches can hit
 
@@ -133,7 +137,7 @@ class enable:  # lower case: it is used like a function
     def __init__(self, **options: object) -> None:
         self._before = {
             name: getattr(inductor_config, name)
-            for name in ("custom_partitioner_fn", *FREE_AT_ONCE)
+            for name in ("custom_partitioner_fn", *EXACT_CASTS, *FREE_AT_ONCE)
         }
         parsed = _parse(options)
         if parsed.codegen != "inductor" or parsed.inductor or parsed.mode != "default":
@@ -141,9 +145,10 @@ class enable:  # lower case: it is used like a function
                 "gcpass.enable plans for Inductor as it is configured: codegen, mode "
                 "and Inductor's own options are set there"
             )
-        if not isinstance(parsed.budget, Unlimited):
-            for name, value in FREE_AT_ONCE.items():
-                setattr(inductor_config, name, value)
+        budgeted = not isinstance(parsed.budget, Unlimited)
+        chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
+        for name, value in chosen.items():
+            setattr(inductor_config, name, value)
         inductor_config.custom_partitioner_fn = Partitioner(_resolve(parsed), Held())
 
     def __enter__(self) -> enable:
@@ -208,7 +213,7 @@ def _compile(
             "budget (its key is the function's name and line): unset it"
         )
     options = _resolve(options)
-    patches: dict[str, Any] = dict(list_mode_options(options.mode))
+    patches: dict[str, Any] = list_mode_options(options.mode) | EXACT_CASTS
     if _on_cpu(example_inputs):
         patches |= EXACT_ON_CPU
     if not isinstance(options.budget, Unlimited):

@@ -8,9 +8,9 @@ are not part of the problem; the rewrite emits them where they are first needed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -20,7 +20,7 @@ from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
 from gcpass.errors import UnsupportedGraphError
 from gcpass.hardware import Device
-from gcpass.op_facts import Kind, draws_random, op_kind
+from gcpass.op_facts import Kind, draws_random, op_kind, selects
 from gcpass.sizes import storage_bytes
 from gcpass.solvers.problem import (
     Operation,
@@ -38,6 +38,8 @@ from gcpass.torch_private import (
     tree_leaves,
 )
 from gcpass.workspace import workspace_bytes
+
+_Path: TypeAlias = "tuple[Any, ...]"
 
 _SIZE_QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 
@@ -226,7 +228,9 @@ class _Draft:
     value_nodes: list[fx.Node | None] = field(default_factory=list)
     root: dict[fx.Node, int] = field(default_factory=dict)
     op_of: dict[fx.Node, int] = field(default_factory=dict)
-    items: dict[tuple[fx.Node, Any], int] = field(default_factory=dict)
+    # An item is known by its operation and its positions in nested tuples and lists.
+    items: dict[tuple[fx.Node, _Path], int] = field(default_factory=dict)
+    path: dict[fx.Node, tuple[fx.Node, _Path]] = field(default_factory=dict)
 
     def add(self, node: fx.Node) -> None:
         """Take one node in."""
@@ -256,12 +260,13 @@ class _Draft:
         if parent in self.root:  # an item of a list of views
             self.root[node] = self.root[parent]
             return True
-        if parent not in self.op_of:
+        operation, outer = self.path.get(parent, (parent, ()))
+        if operation not in self.op_of:
             return False
-        position = node.args[1]
-        value = self.items.get((parent, position))
+        self.path[node] = operation, (*outer, node.args[1])
+        value = self.items.get(self.path[node])
         if value is None:
-            return True  # a token, a number: nothing to plan
+            return True  # a token, a number, a list: nothing to plan
         self.root[node] = value
         if self.value_nodes[value] is None:
             self.value_nodes[value] = node
@@ -289,12 +294,10 @@ class _Draft:
         self.writes.append([])
         val = node.meta.get("val")
         if isinstance(val, (tuple, list)):
-            for position, item in enumerate(val):
-                if isinstance(item, torch.Tensor):
-                    value = self._new_value(
-                        None, storage_bytes(item), Origin.COMPUTED, op_id
-                    )
-                    self.items[(node, position)] = value
+            for path, tensor in _items_of(val):
+                size = storage_bytes(tensor)
+                value = self._new_value(None, size, Origin.COMPUTED, op_id)
+                self.items[node, path] = value
         elif isinstance(val, torch.Tensor) and not is_effect_only(node):
             self._new_value(node, storage_bytes(val), Origin.COMPUTED, op_id)
         elif val is not None and not is_sym_node(node) and not is_effect_only(node):
@@ -345,11 +348,20 @@ class _Draft:
 
     def _belongs_to_forward(self, node: fx.Node) -> bool:
         """Whether a node without tangents must run in the forward all the same."""
-        if is_forward_effect(node):
+        if is_forward_effect(node) or selects(node):
             return True
         if node.meta.get("partitioner_tag") == "is_backward":
             return False
         return node.is_impure() or draws_random(node)
+
+
+def _items_of(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, torch.Tensor]]:
+    """Return the tensors of nested tuples and lists, each with its positions."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        for position, item in enumerate(value):
+            yield from _items_of(item, (*path, position))
 
 
 def is_effect_only(node: fx.Node) -> bool:

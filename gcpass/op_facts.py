@@ -20,7 +20,7 @@ from gcpass.flops import call_of, carried_call, graph_bodies, op_names
 from gcpass.sizes import tensors_in
 from gcpass.torch_private import HigherOrderOperator, OpOverload
 
-__all__ = ["Kind", "draws_random", "is_discrete", "op_kind"]
+__all__ = ["Kind", "draws_random", "is_discrete", "op_kind", "selects"]
 
 
 class Kind(Enum):
@@ -122,6 +122,9 @@ _DISCRETE = _names(
     "kthvalue max.dim median min.dim mode multinomial nanmedian nonzero nonzero_static "
     "searchsorted sort topk unique_consecutive unique_dim unique_dim_consecutive",
 ) | _names("prims", "_inductor_bucketize")
+_COMPARISONS = _names("aten", "eq ge gt le lt ne") | _names(
+    "prims", "eq ge gt le lt ne"
+)
 _CONVERSIONS = _names("aten", "_to_copy") | _names("prims", "convert_element_type")
 
 
@@ -152,12 +155,30 @@ def is_discrete(node: fx.Node) -> bool:
 
     Positions, counts and float-to-integer conversions select: recomputed in a kernel
     that rounds differently, they may pick another expert or another row than the
-    forward did, and the gradient belongs to another function. Comparisons and rounding
-    to float (gt, eq, floor, round) are not counted: where a flip happens the argument
-    is at the step to rounding, one element changes, and either value is a valid
-    subgradient there; refusing them would save the mask of every relu and clamp.
+    forward did, and the gradient belongs to another function. So do comparisons of
+    tensors: values are at the step wherever one tensor was picked from the other, as
+    in ``x == x.amax()`` or ``x >= x.topk(3).values[-1]``.
+
+    Comparisons with a number and rounding to float (floor, round) are not counted:
+    where a flip happens the argument is at the step to rounding, one element changes,
+    and either value is a valid subgradient there; refusing them would save the mask of
+    every relu and clamp.
     """
     return _any_call(node, _may_be_discrete, _call_is_discrete)
+
+
+def selects(node: fx.Node) -> bool:
+    """Return whether the node is discrete and reads what rounding can change.
+
+    It must read what the forward computed: what it would select from values that are
+    computed again may be another thing than the forward used.
+    """
+    floats = [t for t in _tensors_read(node) if t.dtype.is_floating_point]
+    return bool(floats) and is_discrete(node)
+
+
+def _tensors_read(node: fx.Node) -> list[torch.Tensor]:
+    return tensors_in([n.meta.get("val") for n in node.all_input_nodes])
 
 
 def _any_call(
@@ -211,12 +232,16 @@ def _call_draws(call: Call) -> bool:
 @cache
 def _may_be_discrete(target: OpOverload) -> bool:
     names = op_names(target)
-    return names[-1] in _CONVERSIONS or any(name in _DISCRETE for name in names)
+    by_arguments = names[-1] in _CONVERSIONS or names[-1] in _COMPARISONS
+    return by_arguments or any(name in _DISCRETE for name in names)
 
 
 def _call_is_discrete(call: Call) -> bool:
-    is_conversion = op_names(call.target)[-1] in _CONVERSIONS
-    return _truncates(call.args, call.out) if is_conversion else True
+    name = op_names(call.target)[-1]
+    if name in _COMPARISONS:
+        compared = tensors_in(call.args)
+        return len(compared) > 1 and all(t.dtype.is_floating_point for t in compared)
+    return _truncates(call.args, call.out) if name in _CONVERSIONS else True
 
 
 def _truncates(args: Any, out: Any) -> bool:

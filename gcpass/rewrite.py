@@ -9,6 +9,7 @@ AOTAutograd; it keeps the order, so no pass may reorder the graphs afterwards.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,14 @@ def _drop_dead(module: fx.GraphModule, strangers: set[str]) -> None:
     module.recompile()
 
 
+def _items_of(node: fx.Node) -> Iterator[fx.Node]:
+    """Return the items that the graph takes out of a node, at any depth."""
+    for user in node.users:
+        if user.target is operator.getitem:
+            yield user
+            yield from _items_of(user)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Emitter:
     """Builds the new joint graph; `current` holds the latest copy of each value."""
@@ -171,6 +180,8 @@ class _Emitter:
         copy = self._late_sum(node) or self._copy(node)
         self.emitted_at[copy] = self.kernels
         self.fixed[node] = copy
+        for item in _items_of(node):  # lists and numbers, of the execution before
+            self.fixed.pop(item, None)
         for value in self.capture.problem.operations[op_id].writes:
             owner = self.capture.value_nodes[value]
             if owner is node:
