@@ -134,9 +134,9 @@ def test_agrees_with_simulate(seed: int, fused: bool) -> None:
 def test_five_thousand_executions_take_little_time(fused: bool) -> None:
     problem = transformer(217, fused=fused)
     plan = make_plan(problem, *given_order(problem), "test")
-    start = time.perf_counter()
+    start = time.process_time()
     check(problem, plan, plan.peak_bytes)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     with pytest.raises(SolverError, match="budget"):
         check(problem, plan, plan.peak_bytes - 1)
 
