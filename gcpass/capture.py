@@ -53,7 +53,7 @@ class ScopeShare:
     Attributes:
         scope: what was asked for.
         values: written in it before the boundary, without those that are held.
-        fastest_bytes: of them, what the fastest plan without limits saves.
+        fastest_bytes: of them, what the fastest plan saves that knows no scopes.
     """
 
     scope: Scope

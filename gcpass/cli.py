@@ -135,7 +135,7 @@ def _print_plan(plan: RegionPlan) -> None:
         limit = "" if scope.limit_bytes is None else f" of {scope.limit_bytes}"
         print(
             f"  scope {scope.name!r} ({scope.requested}): saves {scope.saved_bytes}"
-            f"{limit} bytes, {scope.fastest_saved_bytes} without limits"
+            f"{limit} bytes, {scope.fastest_saved_bytes} without regions"
         )
     decided = [value for value in plan.values if value.decision != "input"]
     if not decided:

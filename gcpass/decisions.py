@@ -83,7 +83,7 @@ class ScopeDecision:
         name: the user's name for it, or the pattern or module path; "" without one.
         requested: the limit or the policy in words.
         limit_bytes: the limit on the bytes it saves, None for a policy.
-        fastest_saved_bytes: what it saves without a budget and limits.
+        fastest_saved_bytes: what it saves without a budget and regions.
         saved_bytes: what it saves; outputs do not count.
     """
 

@@ -21,6 +21,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -65,12 +66,26 @@ def region(
     Raises:
         InvalidOptionError: both or none are given, or one is not understood.
     """
-    text = _annotation(name, memory_budget, policy)
+    text = _annotation(name, _known(memory_budget), policy)
     if torch.compiler.is_compiling():
         with annotate({ANNOTATION: text}):
             yield
     else:
         yield
+
+
+def _known(number: object) -> object:
+    """Return the same as what Dynamo takes for a constant, and guards on.
+
+    A number that changes between calls is symbolic from the second value on. These
+    two methods are among the few that make Dynamo look at its value.
+    """
+    if isinstance(number, float) and 0.0 < number <= 1.0:
+        above, below = number.as_integer_ratio()
+        return above / below  # exact: the quotient is rounded to nearest
+    if isinstance(number, int) and not isinstance(number, bool):
+        return operator.index(number)
+    return number
 
 
 # Dynamo calls it instead of tracing it.
@@ -112,8 +127,8 @@ def apply_scopes(captured: Capture, options: Options) -> Capture:
     scopes = _scopes_of(captured, options.regions)
     if not any(scopes):
         return captured
-    captured = _recompute(_save(captured, scopes), scopes)
     shares = _shares(captured, scopes)
+    captured = _recompute(_save(captured, scopes), scopes)
     for share in sorted(shares, key=_tightness):
         captured = _limit(captured, share, options)
     return dataclasses.replace(captured, shares=tuple(shares))
@@ -200,7 +215,7 @@ def _shares(captured: Capture, scopes: _Scopes) -> list[ScopeShare]:
             values.setdefault(scope, []).extend(written)
     fastest = boundary_cut(captured.problem).fastest()
     if fastest is None:
-        raise SolverError("no choice of saved values is possible beside the policies")
+        raise SolverError("no choice of saved values is possible")
     return [
         ScopeShare(
             scope=scope,
@@ -226,7 +241,7 @@ def _limit(captured: Capture, share: ScopeShare, options: Options) -> Capture:
     problem = captured.problem
     frontier = Frontier(_counting(boundary_cut(problem), share.values, problem))
     if not frontier.points:
-        raise SolverError(f"no choice of saved values for region {share.scope.name!r}")
+        raise SolverError("no choice of saved values is possible beside the policies")
     if not frontier.can_fit(limit):
         limit = _least(captured, share, frontier, options)
     more, less = (set(p.saved) & share.values for p in frontier.neighbours(limit))
