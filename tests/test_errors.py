@@ -9,6 +9,7 @@ from gcpass import errors
 from gcpass.errors import (
     GcpassError,
     InfeasibleBudgetError,
+    InfeasibleRegionError,
     InvalidOptionError,
     InvalidProblemError,
     MissingCompilerError,
@@ -23,6 +24,9 @@ EXAMPLES = [
     SolverError("c"),
     InfeasibleBudgetError(
         budget_bytes=1024, floor_bytes=4096, alive=["mm", "relu"], held_bytes=2048
+    ),
+    InfeasibleRegionError(
+        region="head", budget_bytes=1024, floor_bytes=4096, alive=["mask"]
     ),
     UnsupportedGraphError("effects meet", operations=["print_1", "print_2"]),
     InvalidOptionError("option 'x' is wrong", option="x"),
