@@ -13,14 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch.fx.traceback import current_meta
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
 from gcpass import cli, store
+from gcpass.backend import Partitioner
 from gcpass.decisions import RegionPlan, ScopeDecision
+from gcpass.options import Options
+from gcpass.regions import scopes_fingerprint
+from gcpass.scopes import ANNOTATION, make_scope
+from gcpass.step import Held
 from tests.test_cases_intent import held_bytes, selective
 from tests.training import (
     Budget,
@@ -121,11 +126,18 @@ PATTERNS = {
     "layers.[0-3]": {"memory_budget": 0.1},
     "layers.[4-7]": {"memory_budget": "90%"},
 }
-C14 = [(tenth_then_nine_tenths, None), (plainly, PATTERNS)]
 
 
-@pytest.mark.parametrize("budget", [None, 0.7, "min"], ids=str)
-@pytest.mark.parametrize(("wrap", "regions"), C14, ids=["context", "patterns"])
+@pytest.mark.parametrize(
+    ("wrap", "regions", "budget"),
+    [
+        (tenth_then_nine_tenths, None, None),
+        (tenth_then_nine_tenths, None, 0.7),
+        (tenth_then_nine_tenths, None, "min"),
+        (plainly, PATTERNS, None),
+    ],
+    ids=["context", "context-0.7", "context-min", "patterns"],
+)
 def test_c14_two_region_budgets_in_one_graph(
     wrap: Wrap, regions: dict[str, Any] | None, budget: Budget
 ) -> None:
@@ -190,13 +202,13 @@ def test_an_output_of_the_step_does_not_count() -> None:
 
 
 def test_saved_regions_are_never_rebuilt() -> None:
-    assert train(budget="min") > LEAST
-    assert train(budget="min", regions={"*": "save"}) == LEAST
+    assert train(budget=0.6) > LEAST
+    assert train(budget=0.6, regions={"*": "save"}) == LEAST
     assert plan().recomputations == 0
 
 
 def test_a_saved_region_beside_a_tight_budget() -> None:
-    train(budget="min", regions={"layers.[2-5]": "save"})
+    train(budget=0.6, regions={"layers.[2-5]": "save"})
     assert saved_by_layer()[2:6] == [LAYER] * 4
     assert plan().recomputations > 0
     assert all(scopes()[f"layers.{i}"].saved_bytes == LAYER for i in (2, 3, 4, 5))
@@ -354,7 +366,7 @@ def test_checkpoint_tags_win_over_regions() -> None:
         with_tags("recompute", CheckpointPolicy.MUST_SAVE),
         with_tags("save", CheckpointPolicy.MUST_RECOMPUTE),
     )
-    assert train(must_save, "min") == LEAST
+    assert train(must_save, 0.6) == LEAST
     assert train(must_recompute) == LEAST + 8
 
 
@@ -464,13 +476,12 @@ def test_a_changed_budget_is_planned_anew(budgets: Any, where: str) -> None:
 def test_compile_caches_tell_regions_apart() -> None:
     """The cache keys of torch leave annotations and module paths out."""
 
-    def run(wrap: Wrap, regions: dict[str, Any] | None = None) -> tuple[int, int]:
+    def run(wrap: Wrap) -> tuple[int, int]:
         start_over()
         counters.clear()
         net, x = Net(wrap), data()
-        net.layers = net.layers[:4]
-        options = {"regions": regions}
-        torch.compile(net, backend="gcpass", options=options)(x).backward()
+        net.layers = net.layers[:2]
+        torch.compile(net, backend="gcpass")(x).backward()
         got = net.layers[0].up.weight.grad
         net.zero_grad()
         net(x).backward()
@@ -479,12 +490,35 @@ def test_compile_caches_tell_regions_apart() -> None:
         return counters["aot_autograd"]["autograd_cache_hit"], saved
 
     assert run(plainly) == (0, 0)
-    hits, saved = run(tenth_then_nine_tenths)
+    hits, saved = run(by_name)
     assert hits == 0
-    assert 0 < saved <= 0.1 * 4 * LAYER
-    assert run(tenth_then_nine_tenths) == (1, saved)
+    assert 0 < saved <= 2 * LARGE
+    assert run(by_name) == (1, saved)
     assert plan().from_cache
-    assert run(plainly, {"layers.0": "save"})[0] == 0
+
+
+def test_the_fingerprint_knows_annotations_and_module_paths() -> None:
+    def graph(path: str, text: str | None) -> fx.GraphModule:
+        found = fx.Graph()
+        node = found.call_function(torch.ops.aten.ones.default, ([2],))
+        node.meta["nn_module_stack"] = {"1": (f"L['self'].{path}", nn.Linear)}
+        node.meta["custom"] = {} if text is None else {ANNOTATION: text}
+        found.output(node)
+        return fx.GraphModule(nn.Module(), found)
+
+    patterns = (make_scope("head*", None, "save"),)
+    tenth, ninth = (f'["", {share}, null]' for share in (0.1, 0.9))
+    prints = [
+        scopes_fingerprint(graph("head", None), ()),
+        scopes_fingerprint(graph("head", None), patterns),
+        scopes_fingerprint(graph("head.0", None), patterns),
+        scopes_fingerprint(graph("head", tenth), patterns),
+        scopes_fingerprint(graph("head", ninth), patterns),
+    ]
+    assert prints[0] == scopes_fingerprint(graph("tail", None), patterns) == ""
+    assert len(set(prints)) == len(prints)
+    keys = [Partitioner(Options(), Held(), p).uuid() for p in prints]
+    assert len(set(keys)) == len(keys)
 
 
 def test_regions_need_our_backend() -> None:
