@@ -25,14 +25,14 @@ EXAMPLES = [
     InfeasibleBudgetError(
         budget_bytes=1024, floor_bytes=4096, alive=["mm", "relu"], held_bytes=2048
     ),
-    InfeasibleRegionError(
-        region="head", budget_bytes=1024, floor_bytes=4096, alive=["mask"]
-    ),
     UnsupportedGraphError("effects meet", operations=["print_1", "print_2"]),
     InvalidOptionError("option 'x' is wrong", option="x"),
     UnsupportedTorchError("too old"),
     MissingCompilerError(
         missing="C++ compiler", searched=["g++"], install="apt-get install g++"
+    ),
+    InfeasibleRegionError(
+        region="head", budget_bytes=1024, floor_bytes=4096, alive=["mask"]
     ),
 ]
 
