@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gcpass.errors import (
         GcpassError,
         InfeasibleBudgetError,
+        InfeasibleRegionError,
         InvalidOptionError,
         InvalidProblemError,
         MissingCompilerError,
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
         UnsupportedGraphError,
         UnsupportedTorchError,
     )
+    from gcpass.regions import region
 
     __version__: str
 
 __all__ = [
     "GcpassError",
     "InfeasibleBudgetError",
+    "InfeasibleRegionError",
     "InvalidOptionError",
     "InvalidProblemError",
     "MissingCompilerError",
@@ -42,6 +45,7 @@ __all__ = [
     "enable",
     "partitioner",
     "plans",
+    "region",
     "register_cost",
 ]
 
@@ -49,6 +53,7 @@ _MODULE_OF = {
     "enable": "gcpass.backend",
     "partitioner": "gcpass.backend",
     "plans": "gcpass.backend",
+    "region": "gcpass.regions",
     "register_cost": "gcpass.cost",
 }
 

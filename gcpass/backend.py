@@ -36,6 +36,7 @@ from gcpass.partition import (
     partition,
     show,
 )
+from gcpass.regions import scopes_fingerprint
 from gcpass.step import Held
 from gcpass.toolchain import require_cpp_compiler
 from gcpass.torch_private import (
@@ -89,6 +90,13 @@ def gcpass(
         return _compile(gm, example_inputs, parsed)
 
 
+# Inductor asks a partitioner for its cache key before there is a graph.
+_NO_REGIONS = (
+    'regions need torch.compile(..., backend="gcpass"): compile caches would not tell '
+    "them apart where Inductor is the backend"
+)
+
+
 class _Backend:
     """A backend whose options were validated when it was made."""
 
@@ -124,7 +132,7 @@ def make_backend(**options: object) -> Callable[..., Any]:
 
 def partitioner(**options: object) -> CustomPartitionerFn:
     """Return Inductor's ``custom_partitioner_fn`` with these options."""
-    return Partitioner(_parse(options), Held())
+    return Partitioner(_without_regions(_parse(options)), Held())
 
 
 class enable:  # lower case: it is used like a function
@@ -139,7 +147,7 @@ class enable:  # lower case: it is used like a function
             name: getattr(inductor_config, name)
             for name in ("custom_partitioner_fn", *EXACT_CASTS, *FREE_AT_ONCE)
         }
-        parsed = _parse(options)
+        parsed = _without_regions(_parse(options))
         if parsed.codegen != "inductor" or parsed.inductor or parsed.mode != "default":
             raise GcpassError(
                 "gcpass.enable plans for Inductor as it is configured: codegen, mode "
@@ -165,17 +173,28 @@ def plans() -> tuple[RegionPlan, ...]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Immutable: it is copied and pickled into Inductor's cache keys."""
+    """Immutable: it is copied and pickled into Inductor's cache keys.
 
-    def __init__(self, options: Options, earlier: Held) -> None:
+    Args:
+        options: the user's.
+        earlier: what earlier regions of the same step hold.
+        scopes: `scopes_fingerprint` of the graph to come, None if it is not known.
+    """
+
+    def __init__(
+        self, options: Options, earlier: Held, scopes: str | None = None
+    ) -> None:
         self._options = options
         self._earlier = earlier
-        self._fingerprint = _fingerprint(options, earlier)
+        self._scopes = scopes
+        self._fingerprint = _fingerprint(options, earlier, scopes or "")
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **arguments: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph, see `gcpass.partition.partition`."""
+        if self._scopes is None and scopes_fingerprint(gm, ()):
+            raise GcpassError(_NO_REGIONS)
         return partition(
             gm,
             joint_inputs,
@@ -196,6 +215,12 @@ class Partitioner(CustomPartitionerFn):
 
     def __deepcopy__(self, memo: object) -> Partitioner:
         return self
+
+
+def _without_regions(options: Options) -> Options:
+    if options.regions:
+        raise GcpassError(_NO_REGIONS)
+    return options
 
 
 def _parse(options: Mapping[str, object]) -> Options:
@@ -224,7 +249,7 @@ def _compile(
     if not torch.is_grad_enabled():
         return _run_compiler(gm, example_inputs, options, patches)
     earlier = step.outstanding()
-    part = Partitioner(options, earlier)
+    part = Partitioner(options, earlier, scopes_fingerprint(gm, options.regions))
     patches["custom_partitioner_fn"] = part
     key = store.region_key(part.uuid(), gm.print_readable(False), example_inputs)
     request = Request(key=key)
@@ -319,12 +344,13 @@ def _free_bytes() -> int:
     raise GcpassError('memory_budget="auto" is not known on this system: give bytes')
 
 
-def _fingerprint(options: Options, earlier: Held) -> str:
+def _fingerprint(options: Options, earlier: Held, scopes: str) -> str:
     """Return a digest of everything that decides a plan besides the graph."""
     digest = hashlib.sha256()
     for part in (
         options.fingerprint(),
         repr(earlier),
+        scopes,
         _source_digest(),
         cost_registry_fingerprint(),
         torch.__version__,

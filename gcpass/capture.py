@@ -8,7 +8,7 @@ are not part of the problem; the rewrite emits them where they are first needed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,11 +16,13 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from gcpass.budget import Fraction
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
 from gcpass.errors import UnsupportedGraphError
 from gcpass.hardware import Device
 from gcpass.op_facts import Kind, draws_random, op_kind, selects
+from gcpass.scopes import Scope
 from gcpass.sizes import storage_bytes
 from gcpass.solvers.problem import (
     Operation,
@@ -45,6 +47,29 @@ _SIZE_QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeShare:
+    """A scope (see `gcpass.scopes`) with what belongs to it.
+
+    Attributes:
+        scope: what was asked for.
+        values: written in it before the boundary, without those that are held.
+        fastest_bytes: of them, what the fastest plan saves that knows no scopes.
+    """
+
+    scope: Scope
+    values: frozenset[ValueId]
+    fastest_bytes: int
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit on the saved bytes of `values`, None for no limit."""
+        limit = self.scope.limit
+        if isinstance(limit, Fraction):
+            return int(limit.of_peak * self.fastest_bytes)
+        return None if limit is None else limit.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """A joint graph and the problem that stands for it.
 
@@ -57,6 +82,8 @@ class Capture:
         root: node -> value whose storage it reads, for owners and views.
         reasons: why an operation is not recomputable, None where it is.
         num_fwd_outputs: how many of the graph's outputs are the forward's.
+        shares: the scopes in it, see `gcpass.regions`.
+        refusals: value -> why it must not be saved, where a scope forbids it.
     """
 
     graph: fx.Graph
@@ -66,6 +93,8 @@ class Capture:
     root: dict[fx.Node, ValueId]
     reasons: tuple[str | None, ...]
     num_fwd_outputs: int
+    shares: tuple[ScopeShare, ...] = ()
+    refusals: Mapping[ValueId, str] = field(default_factory=dict)
 
 
 def capture(

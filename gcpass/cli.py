@@ -129,8 +129,14 @@ def _complain(problem: str) -> int:
 
 def _print_plan(plan: RegionPlan) -> None:
     for field in dataclasses.fields(plan):
-        if field.name != "values":
+        if field.name not in ("scopes", "values"):
             print(f"  {field.name}: {_text(field.name, getattr(plan, field.name))}")
+    for scope in plan.scopes:
+        limit = "" if scope.limit_bytes is None else f" of {scope.limit_bytes}"
+        print(
+            f"  scope {scope.name!r} ({scope.requested}): saves {scope.saved_bytes}"
+            f"{limit} bytes, {scope.fastest_saved_bytes} without regions"
+        )
     decided = [value for value in plan.values if value.decision != "input"]
     if not decided:
         return

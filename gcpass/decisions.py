@@ -15,12 +15,13 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gcpass.errors import GcpassError
+from gcpass.scopes import module_paths
 from gcpass.solvers.liveness import simulate
 from gcpass.solvers.problem import Operation, OpId, Origin, Phase, Plan, ValueId
 from gcpass.units import format_bytes
@@ -28,14 +29,12 @@ from gcpass.units import format_bytes
 if TYPE_CHECKING:
     from gcpass.capture import Capture
 
-__all__ = ["RegionPlan", "ValueDecision", "describe_values", "plan_digest"]
+__all__ = ["RegionPlan", "ScopeDecision", "ValueDecision"]
+__all__ += ["describe_scopes", "describe_values", "plan_digest"]
 
 SCHEMA_VERSION: Final = 1
 
 Decision = Literal["saved", "recomputed", "temporary", "output", "gradient", "input"]
-
-# Steps of a module's path that come from wrappers, not from the user's names.
-_WRAPPERS = frozenset({"_modules", "_orig_mod", "__self__"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,25 @@ class ValueDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeDecision:
+    """What became of one ``gcpass.region`` or pattern, see `gcpass.scopes`.
+
+    Attributes:
+        name: the user's name for it, or the pattern or module path; "" without one.
+        requested: the limit or the policy in words.
+        limit_bytes: the limit on the bytes it saves, None for a policy.
+        fastest_saved_bytes: what it saves without a budget and regions.
+        saved_bytes: what it saves; outputs do not count.
+    """
+
+    name: str
+    requested: str
+    limit_bytes: int | None
+    fastest_saved_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPlan:
     """The plan of one compiled region, in numbers, and what it does to each value.
 
@@ -109,6 +127,7 @@ class RegionPlan:
         recomputations: executions beyond the first of each operation.
         digest: equal on all ranks and processes that decided the same.
         from_cache: a compile cache answered; the plan was made earlier.
+        scopes: parts with a limit or a policy, in the order of the joint graph.
         values: in the order of the joint graph.
     """
 
@@ -138,6 +157,7 @@ class RegionPlan:
     recomputations: int
     digest: str
     from_cache: bool = field(default=False, compare=False)
+    scopes: tuple[ScopeDecision, ...] = ()
     values: tuple[ValueDecision, ...]
 
     @property
@@ -187,7 +207,13 @@ class RegionPlan:
         Raises:
             ValueError: a number is not finite.
         """
-        fields = [f"  {_json(n)}: {_json(v)}" for n, v in _items(self) if n != "values"]
+        fields = [
+            f"  {_json(n)}: {_json(v)}"
+            for n, v in _items(self)
+            if n not in ("scopes", "values")
+        ]
+        scopes = [dict(_items(scope)) for scope in self.scopes]
+        fields.append(f'  "scopes": {_json(scopes)}')
         values = ",\n".join(f"    {_json(dict(_items(v)))}" for v in self.values)
         fields.append(f'  "values": [\n{values}\n  ]')
         return "{\n" + ",\n".join(fields) + "\n}\n"
@@ -225,6 +251,23 @@ def plan_digest(plan: Plan, names: Sequence[str]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def describe_scopes(capture: Capture, plan: Plan) -> tuple[ScopeDecision, ...]:
+    """Return what the plan saves from each scope, in the order of the graph."""
+    problem = capture.problem
+    instances = simulate(problem, plan.sequence, plan.boundary).instances
+    saved = {i.value for i in instances if i.saved}
+    return tuple(
+        ScopeDecision(
+            name=share.scope.name,
+            requested=share.scope.requested,
+            limit_bytes=share.limit_bytes,
+            fastest_saved_bytes=share.fastest_bytes,
+            saved_bytes=sum(problem.values[v].size_bytes for v in saved & share.values),
+        )
+        for share in capture.shares
+    )
+
+
 def describe_values(capture: Capture, plan: Plan) -> tuple[ValueDecision, ...]:
     """Return what the plan does to each value of the problem, by value id."""
     problem = capture.problem
@@ -244,7 +287,7 @@ def describe_values(capture: Capture, plan: Plan) -> tuple[ValueDecision, ...]:
             origin=value.origin,
             is_held=value.held,
             is_output=value_id in outputs,
-            is_savable=value.savable,
+            must_not_save=_why_not_saved(capture, ValueId(value_id)),
             is_saved=value_id in saved,
             is_inlined=value_id not in materialized,
             is_read=bool(readers[value_id]),
@@ -265,7 +308,7 @@ class _Fate:
     origin: Origin
     is_held: bool
     is_output: bool
-    is_savable: bool
+    must_not_save: str
     is_saved: bool
     is_inlined: bool
     is_read: bool
@@ -308,8 +351,8 @@ class _Fate:
         return f"computing it again costs at least {_duration(rate)} per MiB"
 
     def _why_recomputed(self, operation: Operation) -> str:
-        if not self.is_savable:
-            return "a checkpoint tag forbids to keep it"
+        if self.must_not_save:
+            return self.must_not_save
         if self.executed == self.repeats() and len(self.executed) == 1:
             return "only the backward reads it, so it is computed there"
         times = len(self.repeats())
@@ -350,6 +393,12 @@ def _value_decision(
     )
 
 
+def _why_not_saved(capture: Capture, value: ValueId) -> str:
+    if capture.problem.values[value].savable:
+        return ""
+    return capture.refusals.get(value, "a checkpoint tag forbids to keep it")
+
+
 def _runs(plan: Plan) -> dict[OpId, tuple[int, ...]]:
     """Return the positions of each executed operation, ascending."""
     runs: dict[OpId, list[int]] = {}
@@ -383,15 +432,9 @@ def _item_name(capture: Capture, value: ValueId, writer: OpId | None) -> str:
 
 
 def _module_path(node: Any) -> str:
-    """Return "h.0.mlp" for Dynamo's "L['self'].h._modules['0'].mlp"."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not isinstance(stack, Mapping) or not stack:
-        return ""
-    innermost = list(stack.values())[-1]
-    text = str(innermost[0] if isinstance(innermost, (list, tuple)) else innermost)
-    text = re.sub(r"^[LG]\[['\"][^'\"]*['\"]\]", "", text)
-    text = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", text)
-    return ".".join(p for p in text.split(".") if p and p not in _WRAPPERS)
+    """Return the innermost module around a node, "" where none is known."""
+    paths = module_paths(node)
+    return paths[-1] if paths else ""
 
 
 def _source(node: Any) -> str:
@@ -427,7 +470,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def _items(data: RegionPlan | ValueDecision) -> Iterator[tuple[str, Any]]:
+def _items(
+    data: RegionPlan | ScopeDecision | ValueDecision,
+) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(data, f.name)) for f in dataclasses.fields(data))
 
 

@@ -16,6 +16,7 @@ from gcpass.units import format_bytes
 __all__ = [
     "GcpassError",
     "InfeasibleBudgetError",
+    "InfeasibleRegionError",
     "InvalidOptionError",
     "InvalidProblemError",
     "MissingCompilerError",
@@ -73,6 +74,37 @@ class InfeasibleBudgetError(_FieldsError):
             'on_infeasible="min".'
         )
         super().__init__(" ".join(parts))
+
+
+class InfeasibleRegionError(InfeasibleBudgetError):
+    """What a region must save is more than its limit (`gcpass.region`).
+
+    Attributes:
+        region: its name or pattern, "" without one.
+        budget_bytes: the limit on its saved bytes.
+        floor_bytes: the least bytes that it must save.
+        alive: names of the values that it saves then, in graph order.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str,
+        budget_bytes: int,
+        floor_bytes: int,
+        alive: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            budget_bytes=budget_bytes, floor_bytes=floor_bytes, alive=alive
+        )
+        self.region = region
+        shown = ", ".join(self.alive[:_OPERATIONS_SHOWN])
+        self.args = (
+            f"region {region!r} may save {_exact(budget_bytes)} for the backward and "
+            f"must save at least {_exact(floor_bytes)} ({shown}), which cannot be "
+            f"recomputed. Give it memory_budget={floor_bytes} or more, or take the "
+            'least with on_infeasible="min".',
+        )
 
 
 class UnsupportedGraphError(_FieldsError):

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from gcpass.budget import Budget, parse_budget
 from gcpass.errors import InvalidOptionError
+from gcpass.scopes import Scope, parse_patterns
 from gcpass.units import format_bytes
 
 __all__ = ["Budget", "Options", "format_bytes", "parse_budget", "parse_options"]
@@ -49,6 +50,7 @@ class Options(BaseModel):
         verify: read the peak of the generated program and solve again when it is
             over the budget.
         strict: raise when a solver fails, instead of falling back with a warning.
+        regions: limits and policies by module path, see `gcpass.scopes`.
         mode: as in ``torch.compile(mode=...)``.
         inductor: options for Inductor, (name, value), by name.
     """
@@ -63,6 +65,9 @@ class Options(BaseModel):
     codegen: Literal["inductor", "eager"] = "inductor"
     verify: bool = True
     strict: bool = False
+    regions: tuple[Scope, ...] = Field(
+        default=(), description='{"pattern": "save" or {"memory_budget": 0.1}}'
+    )
     mode: Literal[
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
     ] = "default"
@@ -73,6 +78,11 @@ class Options(BaseModel):
     def _check_budget(cls, value: object) -> object:
         parse_budget(value)
         return value
+
+    @field_validator("regions", mode="before")
+    @classmethod
+    def _check_regions(cls, value: object) -> object:
+        return parse_patterns(value)
 
     @property
     def budget(self) -> Budget:
@@ -88,6 +98,7 @@ class Options(BaseModel):
         """
         content: dict[str, object] = dict(self)
         content["memory_budget"] = repr(self.budget)
+        content["regions"] = repr(self.regions)
         text = json.dumps(_canonical(content), separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -242,6 +253,8 @@ def _unknown(name: str, inductor: Mapping[str, object]) -> InvalidOptionError:
 
 def _expected(field: FieldInfo) -> str:
     annotation = field.annotation
+    if field.description:
+        return field.description
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(annotation))
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)

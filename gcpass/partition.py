@@ -28,6 +28,7 @@ from gcpass.errors import InfeasibleBudgetError, SolverError
 from gcpass.fusion import compile_in_plan_order
 from gcpass.joint_graph import device_of, has_backward, mutated_inputs, prepare
 from gcpass.options import Options
+from gcpass.regions import apply_scopes
 from gcpass.replay import Scheduled, UnreadableProgramError
 from gcpass.rewrite import Split, rewrite
 from gcpass.sizes import storage_bytes
@@ -109,6 +110,7 @@ def partition(
         fuses=options.codegen == "inductor",
         follow_hints=isinstance(options.budget, Unlimited),
     )
+    captured = apply_scopes(captured, options)
     with _paused_collector():
         captured = _with_outside(captured)
     search = _Search(
@@ -450,6 +452,7 @@ def region_plan(search: _Search, chosen: Candidate, total_s: float) -> RegionPla
         verify_time_s=search.verify_time_s,
         recomputations=len(plan.sequence) - len(set(plan.sequence)),
         digest=decisions.plan_digest(plan, chosen.split.saved_names),
+        scopes=decisions.describe_scopes(captured, plan),
         values=decisions.describe_values(captured, plan),
     )
 

@@ -33,6 +33,7 @@ from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch.fx.traceback import annotate
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -57,6 +58,7 @@ __all__ = [
     "TorchDispatchMode",
     "V",
     "allocations_during",
+    "annotate",
     "cache_dir",
     "cleanup_recompute_tags",
     "compile_fx",

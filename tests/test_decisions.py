@@ -20,7 +20,13 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gcpass.capture import Capture, capture
-from gcpass.decisions import RegionPlan, ValueDecision, describe_values, plan_digest
+from gcpass.decisions import (
+    RegionPlan,
+    ScopeDecision,
+    ValueDecision,
+    describe_values,
+    plan_digest,
+)
 from gcpass.errors import GcpassError
 from gcpass.hardware import this_cpu
 from gcpass.solvers.liveness import make_plan
@@ -229,9 +235,9 @@ def test_the_schema_refuses(wrong: dict[str, object], schema: dict[str, Any]) ->
     assert violations(json.loads(edited(**wrong)), schema, schema)
 
 
-@pytest.mark.parametrize("kind", [RegionPlan, ValueDecision])
+@pytest.mark.parametrize("kind", [RegionPlan, ScopeDecision, ValueDecision])
 def test_the_schema_is_that_of_the_classes(kind: type, schema: dict[str, Any]) -> None:
-    rules = schema if kind is RegionPlan else schema["$defs"]["ValueDecision"]
+    rules = schema if kind is RegionPlan else schema["$defs"][kind.__name__]
     derived = TypeAdapter(kind).json_schema()["properties"]
     names = [field.name for field in dataclasses.fields(kind)]
     assert rules["required"] == list(rules["properties"]) == names

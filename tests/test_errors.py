@@ -9,6 +9,7 @@ from gcpass import errors
 from gcpass.errors import (
     GcpassError,
     InfeasibleBudgetError,
+    InfeasibleRegionError,
     InvalidOptionError,
     InvalidProblemError,
     MissingCompilerError,
@@ -29,6 +30,9 @@ EXAMPLES = [
     UnsupportedTorchError("too old"),
     MissingCompilerError(
         missing="C++ compiler", searched=["g++"], install="apt-get install g++"
+    ),
+    InfeasibleRegionError(
+        region="head", budget_bytes=1024, floor_bytes=4096, alive=["mask"]
     ),
 ]
 

@@ -20,6 +20,7 @@ TORCH_FREE = [
     "gcpass.errors",
     "gcpass.hardware",
     "gcpass.options",
+    "gcpass.scopes",
     "gcpass.solvers",
     "gcpass.toolchain",
     "gcpass.units",

@@ -259,6 +259,9 @@ def test_fingerprint_changes_with_every_option() -> None:
         {"codegen": "eager"},
         {"verify": False},
         {"strict": True},
+        {"regions": {"a": "save", "b": "recompute"}},
+        {"regions": {"b": "recompute", "a": "save"}},  # the first that matches wins
+        {"regions": {"a": {"memory_budget": 0.5}}},
         {"mode": "max-autotune"},
         {"max_autotune": True},
         {"max_autotune": False},
