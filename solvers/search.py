@@ -260,6 +260,8 @@ class Search:
         return self._least()
 
     def _agree(self) -> bool:
+        if self.reached_bytes >= BARRED_BYTES:
+            return False  # what must not cross the boundary still does
         limit = self.reached_bytes * (1 + AGREEMENT[1])
         return sum(x.peak_bytes <= limit for x in self._archive) >= AGREEMENT[0]
 

@@ -269,9 +269,11 @@ def test_c04_a_result_written_before_the_backward_is_refused_or_not_read() -> No
             try:
                 (found,) = torch.autograd.grad(y.sum(), x)
             except RuntimeError as error:
-                assert "modified by an inplace operation" in str(error)
+                refused = "modified by an inplace operation" in str(error)
             else:
-                assert run is not function and relative(found, wanted) < EXACT
+                refused = False
+                assert relative(found, wanted) < EXACT
+            assert refused or run is not function
 
 
 @torch.library.custom_op("gcpass_tests::advance", mutates_args={"state"})

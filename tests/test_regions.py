@@ -325,11 +325,6 @@ def test_a_context_wins_over_patterns_and_the_first_pattern_over_later_ones() ->
     assert {"", *(f"layers.{i}" for i in range(8) if i != 3)} == set(scopes())
 
 
-@pytest.mark.xfail(
-    raises=gcpass.SolverError,
-    reason="the search stops when several evictions end at one peak, before the "
-    "sequence of the boundary cut, the only one here that may be saved",
-)
 def test_one_operation_is_saved_inside_of_a_recomputed_module() -> None:
     train(regions={"layers.3.up": "save", "layers.3": "recompute"})
     # The small result cannot be saved after its product, which is saved instead.
