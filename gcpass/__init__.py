@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         UnsupportedGraphError,
         UnsupportedTorchError,
     )
+    from gcpass.gradient_check import GradientReport, check
 
     __version__: str
 
 __all__ = [
     "GcpassError",
+    "GradientReport",
     "InfeasibleBudgetError",
     "InvalidOptionError",
     "InvalidProblemError",
@@ -39,6 +41,7 @@ __all__ = [
     "UnsupportedTorchError",
     "__version__",
     "backend",
+    "check",
     "enable",
     "partitioner",
     "plans",
@@ -46,6 +49,8 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "GradientReport": "gcpass.gradient_check",
+    "check": "gcpass.gradient_check",
     "enable": "gcpass.backend",
     "partitioner": "gcpass.backend",
     "plans": "gcpass.backend",
