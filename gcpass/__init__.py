@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gcpass.cost import register_cost
     from gcpass.errors import (
         GcpassError,
+        GradientMismatchError,
         InfeasibleBudgetError,
         InvalidOptionError,
         InvalidProblemError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GcpassError",
+    "GradientMismatchError",
     "GradientReport",
     "InfeasibleBudgetError",
     "InvalidOptionError",

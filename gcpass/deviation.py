@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gcpass.errors import GcpassError
 from gcpass.torch_private import TorchDispatchMode, tree_leaves
 
-__all__ = ["Deviation", "GradientReport", "compare_with_eager"]
+__all__ = ["Deviation", "GradientReport", "compare_with_eager", "same_draws"]
 
 NUDGES = 2  # runs of eager with moved inputs
 NOISES = 4  # times eager's noise that may be off; right models needed up to 1.5
@@ -169,6 +172,25 @@ def compare_with_eager(
         ),
         unit=seen.unit,
     )
+
+
+@contextmanager
+def same_draws(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put every random state back at the end, so that the next run draws the same.
+
+    Args:
+        tensors: torch's states of their devices count, besides the CPU's.
+    """
+    devices = {t.device for t in tensors if t.device.type != "cpu"}
+    kind = min((d.type for d in devices), default="cuda")
+    indices = sorted(d.index for d in devices if d.type == kind)
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(indices, device_type=kind):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 class _CoarsestType(TorchDispatchMode):

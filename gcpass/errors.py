@@ -15,6 +15,7 @@ from gcpass.units import format_bytes
 
 __all__ = [
     "GcpassError",
+    "GradientMismatchError",
     "InfeasibleBudgetError",
     "InvalidOptionError",
     "InvalidProblemError",
@@ -73,6 +74,25 @@ class InfeasibleBudgetError(_FieldsError):
             'on_infeasible="min".'
         )
         super().__init__(" ".join(parts))
+
+
+class GradientMismatchError(_FieldsError):
+    """A compiled region does not compute what eager does (``check_gradients=True``).
+
+    Attributes:
+        mismatches: (name, relative error, what rounding explains of it) of every
+            output, gradient or written input that is off, the worst first.
+    """
+
+    def __init__(
+        self, summary: str, *, mismatches: Sequence[tuple[str, float, float]]
+    ) -> None:
+        self.mismatches = tuple(mismatches)
+        super().__init__(
+            f"the first step of this region is not eager's: {summary}\nPlease report "
+            'it; compile this region with backend="inductor" meanwhile, and look '
+            'whether codegen="eager" agrees.'
+        )
 
 
 class UnsupportedGraphError(_FieldsError):

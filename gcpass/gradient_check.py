@@ -9,12 +9,9 @@ The yardstick is eager's own noise, see `gcpass.deviation`.
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -26,6 +23,7 @@ from gcpass.deviation import (
     Move,
     Values,
     compare_with_eager,
+    same_draws,
 )
 from gcpass.errors import GcpassError
 from gcpass.torch_private import compile_in_place
@@ -129,7 +127,7 @@ def _step(twin: nn.Module, loss_fn: LossFn) -> Values:
     that requires gradients must not collect them.
     """
     trained = {n: p for n, p in twin.named_parameters() if p.requires_grad}
-    with _same_draws(twin), torch.enable_grad():
+    with same_draws(twin.parameters()), torch.enable_grad():
         loss = loss_fn(twin)
         _require_scalar(loss)
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
@@ -162,18 +160,3 @@ def _unrelated() -> GcpassError:
         "gcpass.check: the loss depends on no parameter of the model that loss_fn was "
         "given; loss_fn must call its argument (a copy), and not detach the result"
     )
-
-
-@contextmanager
-def _same_draws(model: nn.Module) -> Iterator[None]:
-    """Put every random state back at the end, so that the next run draws the same."""
-    devices = {p.device for p in model.parameters() if p.device.type != "cpu"}
-    kind = min((d.type for d in devices), default="cuda")
-    indices = sorted(d.index for d in devices if d.type == kind)
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(indices, device_type=kind):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

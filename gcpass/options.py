@@ -48,6 +48,7 @@ class Options(BaseModel):
         codegen: build the graphs with Inductor, or run them operation by operation.
         verify: read the peak of the generated program and solve again when it is
             over the budget.
+        check_gradients: compare the first step of every region with eager.
         strict: raise when a solver fails, instead of falling back with a warning.
         mode: as in ``torch.compile(mode=...)``.
         inductor: options for Inductor, (name, value), by name.
@@ -62,6 +63,7 @@ class Options(BaseModel):
     dump: str | None = None
     codegen: Literal["inductor", "eager"] = "inductor"
     verify: bool = True
+    check_gradients: bool = False
     strict: bool = False
     mode: Literal[
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
