@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gcpass.cost import register_cost
     from gcpass.errors import (
         GcpassError,
+        GradientMismatchError,
         InfeasibleBudgetError,
         InfeasibleRegionError,
         InvalidOptionError,
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
         UnsupportedGraphError,
         UnsupportedTorchError,
     )
+    from gcpass.gradient_check import GradientReport, check
     from gcpass.regions import region
 
     __version__: str
 
 __all__ = [
     "GcpassError",
+    "GradientMismatchError",
+    "GradientReport",
     "InfeasibleBudgetError",
     "InfeasibleRegionError",
     "InvalidOptionError",
@@ -42,6 +46,7 @@ __all__ = [
     "UnsupportedTorchError",
     "__version__",
     "backend",
+    "check",
     "enable",
     "partitioner",
     "plans",
@@ -50,6 +55,8 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "GradientReport": "gcpass.gradient_check",
+    "check": "gcpass.gradient_check",
     "enable": "gcpass.backend",
     "partitioner": "gcpass.backend",
     "plans": "gcpass.backend",

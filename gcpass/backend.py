@@ -36,6 +36,7 @@ from gcpass.partition import (
     partition,
     show,
 )
+from gcpass.region_check import CheckedOnce, captured_copy
 from gcpass.regions import scopes_fingerprint
 from gcpass.step import Held
 from gcpass.toolchain import require_cpp_compiler
@@ -61,6 +62,7 @@ EXACT_ON_CPU = {"layout_optimization": False}
 # other bits there than in memory. What is compared with itself then differs: bfloat16
 # gradients of amax(sin(x) * 2) are NaN, and masks flip where a value is recomputed.
 EXACT_CASTS = {"emulate_precision_casts": True}
+EAGERS_DRAWS = {"fallback_random": True}  # else dropout has other masks than in eager
 AUTO_RESERVE = 0.05  # of what is free, left for fragmentation and other users
 AUTO_STEP = 1 << 26  # bytes; "auto" is rounded down to it, so that caches can hit
 
@@ -131,8 +133,15 @@ def make_backend(**options: object) -> Callable[..., Any]:
 
 
 def partitioner(**options: object) -> CustomPartitionerFn:
-    """Return Inductor's ``custom_partitioner_fn`` with these options."""
-    return Partitioner(_without_regions(_parse(options)), Held())
+    """Return Inductor's ``custom_partitioner_fn`` with these options.
+
+    Raises:
+        InvalidOptionError: an option is misspelt or ill-typed.
+        GcpassError: `check_gradients` or `regions` is set, which need the backend.
+    """
+    parsed = _without_regions(_parse(options))
+    _refuse_check_gradients(parsed)
+    return Partitioner(parsed, Held())
 
 
 class enable:  # lower case: it is used like a function
@@ -153,6 +162,7 @@ class enable:  # lower case: it is used like a function
                 "gcpass.enable plans for Inductor as it is configured: codegen, mode "
                 "and Inductor's own options are set there"
             )
+        _refuse_check_gradients(parsed)
         budgeted = not isinstance(parsed.budget, Unlimited)
         chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
         for name, value in chosen.items():
@@ -227,6 +237,14 @@ def _parse(options: Mapping[str, object]) -> Options:
     return parse_options(options, inductor_keys=inductor_config.get_config_copy)
 
 
+def _refuse_check_gradients(options: Options) -> None:
+    if options.check_gradients:
+        raise GcpassError(
+            "check_gradients needs the whole region, which only the backend sees: use "
+            'torch.compile(model, backend="gcpass") or gcpass.check'
+        )
+
+
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
@@ -243,6 +261,8 @@ def _compile(
         patches |= EXACT_ON_CPU
     if not isinstance(options.budget, Unlimited):
         patches |= FREE_AT_ONCE
+    if options.check_gradients:
+        patches |= EAGERS_DRAWS
     patches.update(options.inductor)
     if options.codegen == "inductor":
         require_cpp_compiler(inductor_config.cpp.cxx)
@@ -253,11 +273,14 @@ def _compile(
     patches["custom_partitioner_fn"] = part
     key = store.region_key(part.uuid(), gm.print_readable(False), example_inputs)
     request = Request(key=key)
+    captured = captured_copy(gm) if options.check_gradients else None
     token = current_request.set(request)
     try:
         compiled = _run_compiler(gm, example_inputs, options, patches)
     finally:
         current_request.reset(token)
+    if captured is not None:
+        compiled = CheckedOnce(captured, compiled)
     plan = request.made[-1] if request.made else _cached_plan(key, options)
     return compiled if plan is None else _tracked(compiled, key, plan)
 
@@ -291,7 +314,7 @@ def _run_compiler(
             gm, example_inputs, inner_compile=inner, config_patches=patches
         )
     else:
-        patches |= {"fx_graph_cache": False, "fallback_random": True}
+        patches |= {"fx_graph_cache": False, **EAGERS_DRAWS}
         with functorch_config.patch(enable_autograd_cache=False):
             compiled = compile_region(
                 gm,

@@ -15,6 +15,7 @@ from gcpass.units import format_bytes
 
 __all__ = [
     "GcpassError",
+    "GradientMismatchError",
     "InfeasibleBudgetError",
     "InfeasibleRegionError",
     "InvalidOptionError",
@@ -104,6 +105,25 @@ class InfeasibleRegionError(InfeasibleBudgetError):
             f"must save at least {_exact(floor_bytes)} ({shown}), which cannot be "
             f"recomputed. Give it memory_budget={floor_bytes} or more, or take the "
             'least with on_infeasible="min".',
+        )
+
+
+class GradientMismatchError(_FieldsError):
+    """A compiled region does not compute what eager does (``check_gradients=True``).
+
+    Attributes:
+        mismatches: (name, relative error, what rounding explains of it) of every
+            output, gradient or written input that is off, the worst first.
+    """
+
+    def __init__(
+        self, summary: str, *, mismatches: Sequence[tuple[str, float, float]]
+    ) -> None:
+        self.mismatches = tuple(mismatches)
+        super().__init__(
+            f"the first step of this region is not eager's: {summary}\nPlease report "
+            'it; compile this region with backend="inductor" meanwhile, and look '
+            'whether codegen="eager" agrees.'
         )
 
 

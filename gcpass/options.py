@@ -49,6 +49,7 @@ class Options(BaseModel):
         codegen: build the graphs with Inductor, or run them operation by operation.
         verify: read the peak of the generated program and solve again when it is
             over the budget.
+        check_gradients: compare the first step of every region with eager.
         strict: raise when a solver fails, instead of falling back with a warning.
         regions: limits and policies by module path, see `gcpass.scopes`.
         mode: as in ``torch.compile(mode=...)``.
@@ -64,6 +65,7 @@ class Options(BaseModel):
     dump: str | None = None
     codegen: Literal["inductor", "eager"] = "inductor"
     verify: bool = True
+    check_gradients: bool = False
     strict: bool = False
     regions: tuple[Scope, ...] = Field(
         default=(), description='{"pattern": "save" or {"memory_budget": 0.1}}'

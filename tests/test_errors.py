@@ -8,6 +8,7 @@ import pytest
 from gcpass import errors
 from gcpass.errors import (
     GcpassError,
+    GradientMismatchError,
     InfeasibleBudgetError,
     InfeasibleRegionError,
     InvalidOptionError,
@@ -28,6 +29,7 @@ EXAMPLES = [
     UnsupportedGraphError("effects meet", operations=["print_1", "print_2"]),
     InvalidOptionError("option 'x' is wrong", option="x"),
     UnsupportedTorchError("too old"),
+    GradientMismatchError("1 of 2 tensors differ", mismatches=[("w", 0.5, 1e-5)]),
     MissingCompilerError(
         missing="C++ compiler", searched=["g++"], install="apt-get install g++"
     ),

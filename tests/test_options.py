@@ -258,6 +258,7 @@ def test_fingerprint_changes_with_every_option() -> None:
         {"dump": "plan"},
         {"codegen": "eager"},
         {"verify": False},
+        {"check_gradients": True},
         {"strict": True},
         {"regions": {"a": "save", "b": "recompute"}},
         {"regions": {"b": "recompute", "a": "save"}},  # the first that matches wins
