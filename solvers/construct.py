@@ -12,6 +12,7 @@ where rebuilding must itself be cut into segments, the forced ones are cheaper.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ class Builder:
         """
         given = np.arange(len(self.net.cost), dtype=np.int64)
         tried: list[tuple[tuple[bool, float, int], int, IntArray]] = []
-        for laid_out in (*self._laid_out(budget_bytes), given):
+        for laid_out in itertools.chain(self._laid_out(budget_bytes), [given]):
             found = self.fit(laid_out, budget_bytes)
             if found.origin == "eviction":
                 tried.append((rank(found, budget_bytes), len(tried), laid_out))

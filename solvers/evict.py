@@ -184,7 +184,6 @@ def _drawn_on(
         these must not run again. And the first slot from `at` on that needs them.
     """
     use = len(line.operation)
-    dropped[0] = line.operation[slot]
     slots = np.empty(LONGEST_CHAIN, dtype=np.int64)
     slots[0] = slot
     count = 1
@@ -201,27 +200,46 @@ def _drawn_on(
                 continue
             if not line.virtual[step, column] and line.end[step, column] <= at:
                 continue
-            for r in range(net.readers_from[value], net.readers_from[value + 1]):
-                reader = first_after(line, net.readers[r], step)
-                while reader != NONE and reader < limit:
-                    if reader >= at:
-                        use = min(use, reader)
-                        break
-                    if line.reach[reader] >= at and net.fuses:
-                        known = False
-                        for i in range(count):
-                            known = known or slots[i] == reader
-                        if not known and (
-                            count == LONGEST_CHAIN or net.once[net.readers[r]]
-                        ):
-                            return 0, use
-                        if not known:
-                            slots[count] = reader
-                            dropped[count] = net.readers[r]
-                            count += 1
-                    reader = line.later[reader]
+            behind = next_read(net, line, value, at - 1)
+            if behind < limit:
+                use = min(use, behind)
+            if net.fuses:
+                last = min(limit, at)
+                count = _add_kernels(net, line, value, last, at, slots, done, count)
+                if count == 0:
+                    return 0, use
         done += 1
+    for i in range(count):
+        dropped[i] = line.operation[slots[i]]
     return count, use
+
+
+@compiled
+def _add_kernels(
+    net: Network,
+    line: Timeline,
+    value: int,
+    last: int,
+    at: int,
+    slots: IntArray,
+    source: int,
+    count: int,
+) -> int:
+    """Add what reads an instance before `last` and is needed behind `at`.
+
+    The instance is that of slots[source]. Returns the number of slots, 0 if they are
+    too many or one of them must not run again.
+    """
+    for r in range(net.readers_from[value], net.readers_from[value + 1]):
+        reader = first_after(line, net.readers[r], slots[source])
+        while reader != NONE and reader < last:
+            if line.reach[reader] >= at and not (slots[:count] == reader).any():
+                if count == LONGEST_CHAIN or net.once[net.readers[r]]:
+                    return 0
+                slots[count] = reader
+                count += 1
+            reader = line.later[reader]
+    return count
 
 
 @compiled
@@ -273,13 +291,10 @@ def _alive_at(net: Network, line: Timeline, value: int, slot: int) -> bool:
     at = at_or_before(line, writer, slot - 1)
     if at == NONE:
         return False
-    k = net.writes_from[writer]
-    while net.writes[k] != value:
-        k += 1
-    k -= net.writes_from[writer]
-    if line.virtual[at, k]:
+    column = net.column[value]
+    if line.virtual[at, column]:
         return bool(line.reach[at] >= slot)
-    return bool(line.end[at, k] >= slot or not net.size[value])
+    return bool(line.end[at, column] >= slot or not net.size[value])
 
 
 @compiled
