@@ -4,14 +4,13 @@
     torch.compile(model, backend=gcpass.backend(memory_budget="12GiB"))
     with gcpass.enable(memory_budget="12GiB"): ...  # where inductor is a must
 
-Each region is compiled by Inductor's own `compile_fx`; gcpass is its partitioner
-(`gcpass.partition`). Graphs without a backward go to Inductor untouched.
+A region's way from here: `gcpass.step`, which knows what else runs in the step,
+`gcpass.compiler`, `gcpass.partition`. Graphs without a backward go to Inductor
+untouched.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -23,46 +22,23 @@ from torch import fx
 
 from gcpass import step, store
 from gcpass.budget import Auto, Unlimited
-from gcpass.cost import cost_registry_fingerprint
+from gcpass.compiler import EXACT_CASTS, RegionCompiler, run_compiler
 from gcpass.decisions import RegionPlan
-from gcpass.eager import run_operations
 from gcpass.errors import GcpassError
-from gcpass.fusion import compile_in_plan_order
+from gcpass.fit import FREE_AT_ONCE
 from gcpass.options import Options, parse_options
-from gcpass.partition import (
-    FREE_AT_ONCE,
-    Request,
-    current_request,
-    partition,
-    show,
-)
-from gcpass.region_check import CheckedOnce, captured_copy
-from gcpass.regions import scopes_fingerprint
-from gcpass.step import Held
-from gcpass.toolchain import require_cpp_compiler
+from gcpass.partitioner import NO_REGIONS, Partitioner
 from gcpass.torch_private import (
     CustomPartitionerFn,
-    compile_fx,
-    compile_fx_inner,
-    compile_id,
     dynamo_config,
-    functorch_config,
+    ends_in_graph_break,
     inductor_config,
-    list_mode_options,
     probe,
     surfaced,
 )
 
 __all__ = ["enable", "gcpass", "make_backend", "partitioner", "plans"]
 
-# With channels-last layouts Inductor's CPU code gives wrong gradients on some networks
-# (a small UNet: relative error 0.19 instead of 7e-7; a ResNet: 6e-3 instead of 3e-6).
-EXACT_ON_CPU = {"layout_optimization": False}
-# Inductor computes in float32 inside of a kernel, so that a low precision value has
-# other bits there than in memory. What is compared with itself then differs: bfloat16
-# gradients of amax(sin(x) * 2) are NaN, and masks flip where a value is recomputed.
-EXACT_CASTS = {"emulate_precision_casts": True}
-EAGERS_DRAWS = {"fallback_random": True}  # else dropout has other masks than in eager
 AUTO_RESERVE = 0.05  # of what is free, left for fragmentation and other users
 AUTO_STEP = 1 << 26  # bytes; "auto" is rounded down to it, so that caches can hit
 
@@ -90,13 +66,6 @@ def gcpass(
             options, mode=mode, inductor_keys=inductor_config.get_config_copy
         )
         return _compile(gm, example_inputs, parsed)
-
-
-# Inductor asks a partitioner for its cache key before there is a graph.
-_NO_REGIONS = (
-    'regions need torch.compile(..., backend="gcpass"): compile caches would not tell '
-    "them apart where Inductor is the backend"
-)
 
 
 class _Backend:
@@ -141,7 +110,7 @@ def partitioner(**options: object) -> CustomPartitionerFn:
     """
     parsed = _without_regions(_parse(options))
     _refuse_check_gradients(parsed)
-    return Partitioner(parsed, Held())
+    return Partitioner(parsed)
 
 
 class enable:  # lower case: it is used like a function
@@ -167,7 +136,7 @@ class enable:  # lower case: it is used like a function
         chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
         for name, value in chosen.items():
             setattr(inductor_config, name, value)
-        inductor_config.custom_partitioner_fn = Partitioner(_resolve(parsed), Held())
+        inductor_config.custom_partitioner_fn = Partitioner(_resolve(parsed))
 
     def __enter__(self) -> enable:
         return self
@@ -182,54 +151,9 @@ def plans() -> tuple[RegionPlan, ...]:
     return store.plans()
 
 
-class Partitioner(CustomPartitionerFn):
-    """Immutable: it is copied and pickled into Inductor's cache keys.
-
-    Args:
-        options: the user's.
-        earlier: what earlier regions of the same step hold.
-        scopes: `scopes_fingerprint` of the graph to come, None if it is not known.
-    """
-
-    def __init__(
-        self, options: Options, earlier: Held, scopes: str | None = None
-    ) -> None:
-        self._options = options
-        self._earlier = earlier
-        self._scopes = scopes
-        self._fingerprint = _fingerprint(options, earlier, scopes or "")
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **arguments: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split the joint graph, see `gcpass.partition.partition`."""
-        if self._scopes is None and scopes_fingerprint(gm, ()):
-            raise GcpassError(_NO_REGIONS)
-        return partition(
-            gm,
-            joint_inputs,
-            self._options,
-            self._earlier,
-            num_fwd_outputs=arguments["num_fwd_outputs"],
-            static_lifetime_input_indices=arguments.get(
-                "static_lifetime_input_indices"
-            ),
-        )
-
-    def uuid(self) -> str:
-        """Return what identifies every decision of this partitioner."""
-        return self._fingerprint
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (self._fingerprint,))
-
-    def __deepcopy__(self, memo: object) -> Partitioner:
-        return self
-
-
 def _without_regions(options: Options) -> Options:
     if options.regions:
-        raise GcpassError(_NO_REGIONS)
+        raise GcpassError(NO_REGIONS)
     return options
 
 
@@ -256,92 +180,13 @@ def _compile(
             "budget (its key is the function's name and line): unset it"
         )
     options = _resolve(options)
-    patches: dict[str, Any] = list_mode_options(options.mode) | EXACT_CASTS
-    if _on_cpu(example_inputs):
-        patches |= EXACT_ON_CPU
-    if not isinstance(options.budget, Unlimited):
-        patches |= FREE_AT_ONCE
-    if options.check_gradients:
-        patches |= EAGERS_DRAWS
-    patches.update(options.inductor)
-    if options.codegen == "inductor":
-        require_cpp_compiler(inductor_config.cpp.cxx)
     if not torch.is_grad_enabled():
-        return _run_compiler(gm, example_inputs, options, patches)
-    earlier = step.outstanding()
-    part = Partitioner(options, earlier, scopes_fingerprint(gm, options.regions))
-    patches["custom_partitioner_fn"] = part
-    key = store.region_key(part.uuid(), gm.print_readable(False), example_inputs)
-    request = Request(key=key)
-    captured = captured_copy(gm) if options.check_gradients else None
-    token = current_request.set(request)
-    try:
-        compiled = _run_compiler(gm, example_inputs, options, patches)
-    finally:
-        current_request.reset(token)
-    if captured is not None:
-        compiled = CheckedOnce(captured, compiled)
-    plan = request.made[-1] if request.made else _cached_plan(key, options)
-    return compiled if plan is None else _tracked(compiled, key, plan)
-
-
-def _cached_plan(key: str, options: Options) -> RegionPlan | None:
-    """Return the plan of a region that came out of a compile cache, and show it."""
-    plan = store.load_sidecar(key)
-    if plan is not None:
-        plan = plan.as_cached(compile_id())
-        show(plan, options)
-    return plan
-
-
-def _on_cpu(example_inputs: Sequence[Any]) -> bool:
-    tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
-    return all(x.device.type == "cpu" for x in tensors)
-
-
-def _run_compiler(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options,
-    patches: dict[str, Any],
-) -> Callable[..., Any]:
-    compile_region: Any = compile_fx  # returns a callable for what Dynamo hands over
-    if options.codegen == "inductor":
-        planned = "custom_partitioner_fn" in patches
-        free = isinstance(options.budget, Unlimited) or not planned
-        inner = compile_fx_inner if free else compile_in_plan_order
-        compiled = compile_region(
-            gm, example_inputs, inner_compile=inner, config_patches=patches
-        )
-    else:
-        patches |= {"fx_graph_cache": False, **EAGERS_DRAWS}
-        with functorch_config.patch(enable_autograd_cache=False):
-            compiled = compile_region(
-                gm,
-                example_inputs,
-                inner_compile=run_operations,
-                config_patches=patches,
-            )
-    result: Callable[..., Any] = compiled
-    return result
-
-
-def _tracked(
-    compiled: Callable[..., Any], key: str, plan: RegionPlan
-) -> Callable[..., Any]:
-    """Return the compiled region, noting for later regions what it holds."""
-    held = Held(
-        bytes=plan.held_bytes,
-        fastest_bytes=plan.fastest_held_bytes,
-        peak_bytes=plan.fastest_peak_bytes,
+        return run_compiler(gm, example_inputs, options, partitioner=None)
+    return step.compile_region(
+        RegionCompiler(gm, example_inputs, options),
+        example_inputs,
+        followed=ends_in_graph_break(gm),
     )
-
-    def run(*arguments: Any) -> Any:
-        results = compiled(*arguments)
-        step.forward_ran(key, held, results)
-        return results
-
-    return run
 
 
 def _resolve(options: Options) -> Options:
@@ -365,40 +210,6 @@ def _free_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise GcpassError('memory_budget="auto" is not known on this system: give bytes')
-
-
-def _fingerprint(options: Options, earlier: Held, scopes: str) -> str:
-    """Return a digest of everything that decides a plan besides the graph."""
-    digest = hashlib.sha256()
-    for part in (
-        options.fingerprint(),
-        repr(earlier),
-        scopes,
-        _source_digest(),
-        cost_registry_fingerprint(),
-        torch.__version__,
-        str(os.cpu_count()),
-    ):
-        digest.update(part.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
-def _source_digest() -> str:
-    """Return a digest of gcpass's own sources: another version, another plan."""
-    global _sources
-    if not _sources:
-        digest = hashlib.sha256()
-        root = Path(__file__).parent
-        for folder in (root, root / "solvers"):
-            for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*.json")):
-                digest.update(path.name.encode())
-                digest.update(path.read_bytes())
-        _sources = digest.hexdigest()
-    return _sources
-
-
-_sources = ""
 
 
 class _CallableModule(types.ModuleType):

@@ -7,6 +7,7 @@ are not part of the problem; the rewrite emits them where they are first needed.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,11 @@ class Capture:
     num_fwd_outputs: int
     shares: tuple[ScopeShare, ...] = ()
     refusals: Mapping[ValueId, str] = field(default_factory=dict)
+
+    def with_between(self, between_bytes: int) -> Capture:
+        """Return the capture with so many bytes set aside at the boundary."""
+        problem = dataclasses.replace(self.problem, between_bytes=between_bytes)
+        return dataclasses.replace(self, problem=problem)
 
 
 def capture(

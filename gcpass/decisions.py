@@ -105,7 +105,8 @@ class RegionPlan:
         region: the compile id, "0/0".
         requested: the budget as the user wrote it.
         budget_bytes: this region's share of it, None for no limit.
-        earlier_bytes: held meanwhile by earlier regions of the same step.
+        others_bytes: held meanwhile by other executions of regions in the same step.
+        executions: how often a step runs the region.
         fastest_peak_bytes: peak of the fastest plan without a budget.
         fastest_held_bytes: what that plan holds between forward and backward.
         floor_bytes: the least peak that gcpass reaches.
@@ -135,7 +136,8 @@ class RegionPlan:
     region: str
     requested: str
     budget_bytes: int | None
-    earlier_bytes: int
+    others_bytes: int
+    executions: int
     fastest_peak_bytes: int
     fastest_held_bytes: int
     floor_bytes: int
@@ -167,6 +169,11 @@ class RegionPlan:
             return self.predicted_peak_bytes
         return self.scheduled_peak_bytes
 
+    @property
+    def step_peak_bytes(self) -> int:
+        """The peak of the step while the region runs."""
+        return self.others_bytes + self.peak_bytes
+
     def as_cached(self, region: str | None = None) -> RegionPlan:
         """Return the plan marked as found in a cache.
 
@@ -197,8 +204,8 @@ class RegionPlan:
         if self.budget_bytes is None:
             return ""
         share = f" = {format_bytes(self.budget_bytes)}"
-        if self.earlier_bytes:
-            share += f" beside {format_bytes(self.earlier_bytes)} of earlier regions"
+        if self.others_bytes:
+            share += f" beside {format_bytes(self.others_bytes)} of others in the step"
         return share
 
     def to_json(self) -> str:

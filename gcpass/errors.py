@@ -45,7 +45,8 @@ class InfeasibleBudgetError(_FieldsError):
         budget_bytes: the budget that was asked for.
         floor_bytes: the least peak that gcpass reaches, `held_bytes` included.
         alive: names of the largest values alive at the floor's peak, largest first.
-        held_bytes: bytes that earlier regions of the same step hold meanwhile.
+        held_bytes: bytes that other regions of the same step hold meanwhile.
+        executions: of regions in a step, which share the budget.
     """
 
     def __init__(
@@ -55,19 +56,23 @@ class InfeasibleBudgetError(_FieldsError):
         floor_bytes: int,
         alive: Sequence[str] = (),
         held_bytes: int = 0,
+        executions: int = 1,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.alive = tuple(alive)
         self.held_bytes = held_bytes
+        self.executions = executions
         parts = [
             f"memory_budget {_exact(budget_bytes)} is below the floor, the least peak "
             f"that gcpass reaches here: {_exact(floor_bytes)}."
         ]
         if held_bytes:
             parts.append(
-                f"Earlier regions of the same step hold {_exact(held_bytes)} of it."
+                f"Other regions of the same step hold {_exact(held_bytes)} of it."
             )
+        if executions > 1:
+            parts.append(f"A step runs {executions} regions, which share it.")
         if self.alive:
             parts.append(f"Alive at the floor's peak: {', '.join(self.alive)}.")
         parts.append(

@@ -20,7 +20,7 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from gcpass.budget import Budget, parse_budget
+from gcpass.budget import Budget, Minimum, parse_budget
 from gcpass.errors import InvalidOptionError
 from gcpass.scopes import Scope, parse_patterns
 from gcpass.units import format_bytes
@@ -41,6 +41,8 @@ class Options(BaseModel):
 
     Attributes:
         memory_budget: upper limit on the peak memory of a step, see `gcpass.budget`.
+        calls_per_step: how often a step runs each compiled region, where that is known
+            before the first step: its layers are compiled one by one, say.
         on_infeasible: under the floor, raise ("error") or take the floor ("min").
         solver: every method and the best plan ("auto"), Lagrangian cut and integer
             program only ("min_cut"), or eviction only ("greedy").
@@ -59,6 +61,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     memory_budget: int | float | str | None = None
+    calls_per_step: int = Field(default=1, ge=1)
     on_infeasible: Literal["error", "min"] = "error"
     solver: Literal["auto", "min_cut", "greedy"] = "auto"
     time_limit_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
@@ -90,6 +93,11 @@ class Options(BaseModel):
     def budget(self) -> Budget:
         """What `memory_budget` means."""
         return parse_budget(self.memory_budget)
+
+    @property
+    def takes_floor(self) -> bool:
+        """Whether the floor is taken where the budget is below it."""
+        return self.on_infeasible == "min" or isinstance(self.budget, Minimum)
 
     def fingerprint(self) -> str:
         """Return 64 hexadecimal digits, the same in every process for equal options.

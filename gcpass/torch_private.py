@@ -19,7 +19,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.choices import InductorChoices
@@ -46,6 +46,7 @@ __all__ = [
     "BoxedBool",
     "BoxedDeviceIndex",
     "CheckpointPolicy",
+    "CompileContext",
     "CustomPartitionerFn",
     "FakeTensor",
     "FakeTensorMode",
@@ -56,17 +57,20 @@ __all__ = [
     "OpOverloadPacket",
     "OrderedSet",
     "TorchDispatchMode",
+    "TracingContext",
     "V",
     "allocations_during",
     "annotate",
     "cache_dir",
     "cleanup_recompute_tags",
+    "compile_context",
     "compile_fx",
     "compile_fx_inner",
     "compile_id",
     "compile_in_place",
     "default_partition",
     "dynamo_config",
+    "ends_in_graph_break",
     "extract_forward_and_backward",
     "functorch_config",
     "fx_graph_cse",
@@ -83,6 +87,7 @@ __all__ = [
     "raise_getitems",
     "static_inputs",
     "surfaced",
+    "tracing",
     "tree_leaves",
     "tree_map",
     "without_modes",
@@ -188,6 +193,12 @@ def compile_id() -> str:
     """Return the id of the current compilation ("0/0"), "-" outside of one."""
     current = CompileContext.current_compile_id()
     return "-" if current is None else str(current)
+
+
+def ends_in_graph_break(gm: torch.fx.GraphModule) -> bool:
+    """Return whether the code that Dynamo captured goes on after this graph."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return bool(getattr(reason, "graph_break", False))
 
 
 def compile_in_place(module: torch.nn.Module, backend: Callable[..., Any]) -> None:

@@ -135,6 +135,12 @@ class Search:
         best = self._best(budget_bytes)
         return self._plan(best) if best.peak_bytes <= budget_bytes else None
 
+    def learn(self, plan: Plan) -> None:
+        """Take a valid plan of the problem into account."""
+        numbers = self._builder.numbering.numbers(plan.sequence, plan.boundary)
+        found = self._builder.measure(numbers)
+        self._archive.append(dataclasses.replace(found, origin=plan.origin))
+
     def _without_budget(self) -> Found:
         if self._fastest is None:
             no_limit = BARRED_BYTES - 1

@@ -76,6 +76,16 @@ class Planner:
     _engine: Search | None = None
     _moments: Moments | None = None
 
+    def on(self, problem: Problem) -> Planner:
+        """Return a planner of another problem, with the same settings."""
+        return Planner(
+            problem=problem,
+            method=self.method,
+            moves=self.moves,
+            deadline=self.deadline,
+            strict=self.strict,
+        )
+
     @property
     def fastest(self) -> Plan:
         """The plan without a budget."""
@@ -85,6 +95,10 @@ class Planner:
     def floor(self) -> Plan:
         """The plan of the least peak that the methods reach."""
         return self._method().floor
+
+    def learn(self, plan: Plan) -> None:
+        """Take a valid plan of the problem, found elsewhere, into account."""
+        self._method().learn(plan)
 
     def solve(self, budget_bytes: int | None) -> Solution:
         """Return the cheapest plan within the budget, with a bound on any plan."""

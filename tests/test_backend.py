@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import gcpass
-from gcpass import backend, partition, store
+from gcpass import compiler, partition, partitioner, store
 from gcpass.decisions import RegionPlan
 from tests.nets import Block, Mlp
 from tests.training import (
@@ -25,7 +25,6 @@ from tests.training import (
     peak_bytes,
     plan,
     relative,
-    start_over,
 )
 
 EAGER = {"codegen": "eager"}
@@ -40,7 +39,7 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(options)
         return partition.partition(joint, inputs, options, *rest, **named)
 
-    monkeypatch.setattr(backend, "partition", counted)
+    monkeypatch.setattr(partitioner, "partition", counted)
     return calls
 
 
@@ -64,19 +63,19 @@ def test_by_name(inputs: Tensor) -> None:
 def test_by_name_without_options(
     inputs: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_run_compiler", without_code_generation())
+    monkeypatch.setattr(compiler, "run_compiler", without_code_generation())
     torch.compile(Mlp(), backend="gcpass")(inputs).backward()
     assert plan().requested == "None"
     assert plan().recomputations == 0
 
 
 def without_code_generation() -> Callable[..., Any]:
-    """Return a `_run_compiler` that generates no code whatever the options say."""
-    original = backend._run_compiler
+    """Return a `run_compiler` that generates no code whatever the options say."""
+    original = compiler.run_compiler
 
-    def run(gm: Any, inputs: Any, options: Any, patches: dict[str, Any]) -> Any:
+    def run(gm: Any, inputs: Any, options: Any, **named: Any) -> Any:
         eager = options.model_copy(update={"codegen": "eager"})
-        return original(gm, inputs, eager, patches)
+        return original(gm, inputs, eager, **named)
 
     return run
 
@@ -137,11 +136,11 @@ def patches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Return a list that grows by the configuration of each compilation."""
     seen: list[dict[str, Any]] = []
 
-    def run(gm: Any, inputs: Any, options: Any, patches: dict[str, Any]) -> Any:
-        seen.append(dict(patches))
+    def run(gm: Any, inputs: Any, **named: Any) -> Any:
+        seen.append(dict(named["config_patches"]))
         return gm
 
-    monkeypatch.setattr(backend, "_run_compiler", run)
+    monkeypatch.setattr(compiler, "compile_fx", run)
     return seen
 
 
@@ -232,41 +231,6 @@ def test_automatic_dynamic_shapes_are_planned_twice() -> None:
     for rows in (64, 128, 96):
         function(torch.randn(rows, 16)).backward()
     assert len(gcpass.plans()) == 2
-
-
-class Broken(nn.Module):
-    """Two regions of one step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-        self.last = Mlp(depth=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.first:
-            x = torch.tanh(layer(x))
-        torch._dynamo.graph_break()
-        loss: Tensor = self.last(x)
-        return loss
-
-
-def test_regions_of_a_step_share_the_budget() -> None:
-    model, x = Broken(), torch.randn(4096, 16)
-    compiled(model, None)(x).backward()
-    top = sum(p.fastest_peak_bytes for p in gcpass.plans())
-    budget = int(0.8 * top)
-    start_over()
-    function = compiled(model, budget)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    function(x).backward()
-    first, last = gcpass.plans()
-    assert first.earlier_bytes == 0
-    assert last.earlier_bytes == first.held_bytes > 0
-    assert last.budget_bytes == budget - first.held_bytes
-    assert peak_bytes(lambda: function(x).backward()) <= budget
-    start_over()
-    assert difference(model, x, budget=budget) < 2e-6
 
 
 # --- what is told ---------------------------------------------------------------------

@@ -7,14 +7,15 @@ and misses of the caches themselves are in test_cache.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import gcpass
-from gcpass import backend, cost
+from gcpass import cost, partitioner
 from gcpass.options import Options
-from gcpass.step import Held
+from gcpass.solvers.shares import Share
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_c23_code_of_gcpass_and_torch_change_the_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = identity()
-    monkeypatch.setattr(backend, "_sources", "another version")
+    monkeypatch.setattr(partitioner, "_sources", "another version")
     other = identity()
     monkeypatch.undo()
     assert identity() == before != other
@@ -55,11 +56,15 @@ def test_c23_code_of_gcpass_and_torch_change_the_identity(
     assert identity() != before
 
 
-def test_c23_what_earlier_regions_hold_changes_the_identity() -> None:
+def test_c23_the_share_of_a_step_changes_the_identity() -> None:
     options = Options(memory_budget="1GiB")
+    numbers: dict[str, Any] = {
+        **{"peak_bytes": 3, "held_bytes": 1, "others_bytes": 0, "executions": 2},
+        **{"cost_seconds": 1.0, "plan": None},
+    }
     keys = [
-        backend.Partitioner(options, held).uuid()
-        for held in (Held(), Held(bytes=1), Held(fastest_bytes=1), Held(peak_bytes=1))
+        partitioner.Partitioner(options, share).uuid()
+        for share in (None, Share(**numbers), Share(**{**numbers, "held_bytes": 2}))
     ]
-    assert len(set(keys)) == 4
-    assert keys[0] == backend.Partitioner(options, Held()).uuid()
+    assert len(set(keys)) == 3
+    assert keys[0] == partitioner.Partitioner(options).uuid()

@@ -64,11 +64,13 @@ def test_c24_one_budget_for_all_regions(cause: str) -> None:
     function = compiled(model, budget)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
+    function(x).backward()  # counts what a step runs
+    assert gcpass.plans() == ()
     function(x).backward()
     first, *_, last = gcpass.plans()
-    assert first.peak_bytes <= budget
-    assert last.earlier_bytes >= first.held_bytes
-    assert last.budget_bytes == budget - last.earlier_bytes
+    assert all(p.step_peak_bytes <= budget for p in gcpass.plans())
+    assert last.others_bytes >= first.held_bytes
+    assert last.budget_bytes == budget - last.others_bytes
     assert first.recomputations > 0
     assert peak_bytes(lambda: function(x).backward()) <= budget
     got = train(model, function, (x,)), gradients(model)
@@ -110,10 +112,10 @@ def test_c24_many_regions() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     function(x).backward()
-    earlier = [made.earlier_bytes for made in gcpass.plans()]
-    assert len(earlier) == 4
-    assert earlier[0] == 0
-    assert earlier == sorted(earlier)
+    function(x).backward()
+    others = [made.others_bytes for made in gcpass.plans()]
+    assert len(others) == 4
+    assert others == sorted(others)
     assert peak_bytes(lambda: function(x).backward()) <= budget
     got = train(model, function, (x,)), gradients(model)
     want = train(model, model, (x,)), gradients(model)
@@ -207,9 +209,9 @@ def test_c24_backward_in_another_order_than_forward() -> None:
 
 def test_c24_a_forward_without_backward_counts_while_it_lives() -> None:
     loss = compiled(Mlp(), "min")(torch.randn(64, 16))
-    assert step.outstanding().bytes > 0
+    assert len(step.open_executions()) == 1
     del loss
-    assert step.outstanding().bytes == 0
+    assert step.open_executions() == []
 
 
 def test_c24_training_and_evaluation_in_turns() -> None:

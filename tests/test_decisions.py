@@ -60,7 +60,8 @@ REGION = RegionPlan(
     region="0/0",
     requested="60%",
     budget_bytes=3 * MIB,
-    earlier_bytes=0,
+    others_bytes=0,
+    executions=1,
     fastest_peak_bytes=5 * MIB,
     fastest_held_bytes=4 * MIB,
     floor_bytes=MIB,
@@ -160,9 +161,9 @@ def test_summary_is_one_line() -> None:
         "2 recomputations, solved in 0.2 s by cut"
     )
     verified = changed(
-        budget_bytes=MIB, earlier_bytes=MIB, scheduled_peak_bytes=512
+        budget_bytes=MIB, others_bytes=MIB, scheduled_peak_bytes=512
     ).as_cached()
-    assert "= 1.00 MiB beside 1.00 MiB of earlier regions, " in verified.summary()
+    assert "= 1.00 MiB beside 1.00 MiB of others in the step, " in verified.summary()
     assert "scheduled peak 512 B" in verified.summary()
     assert verified.summary().endswith("(from the cache)")
     unlimited = changed(requested="None", budget_bytes=None)

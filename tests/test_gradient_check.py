@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import gcpass
-from gcpass import partition
+from gcpass import fit
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
 from gcpass.rewrite import Split
 from tests.nets import ConvNet, LanguageModel, Mlp
@@ -93,7 +93,7 @@ def test_an_error_in_one_gradient_is_named(
 
 
 def test_a_wrong_rewrite_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = partition.rewrite
+    real = fit.rewrite
 
     def wrong(*arguments: Any, **named: Any) -> Split:
         split = real(*arguments, **named)
@@ -103,7 +103,7 @@ def test_a_wrong_rewrite_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         _negate(split.backward, products[-1])
         return split
 
-    monkeypatch.setattr(partition, "rewrite", wrong)
+    monkeypatch.setattr(fit, "rewrite", wrong)
     report = checked(Mlp(), torch.randn(64, 16))
     assert not report.ok
     assert report.mismatches[0].kind == "gradient"

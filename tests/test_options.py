@@ -185,7 +185,7 @@ def test_inductor_is_asked_only_for_foreign_names() -> None:
             "unknown option 'max_autotun'; did you mean Inductor's 'max_autotune' "
             "(bool, default False)?",
         ),
-        ({"zzz": 1}, "unknown option 'zzz'; gcpass has memory_budget, on_infeasible"),
+        ({"zzz": 1}, "unknown option 'zzz'; gcpass has memory_budget, calls_per_step"),
         ({"_hidden_memory_budget": 1}, "unknown option '_hidden_memory_budget'"),
         ({"inductor": ()}, "unknown option 'inductor'"),
         (
@@ -194,6 +194,11 @@ def test_inductor_is_asked_only_for_foreign_names() -> None:
             "'auto'), got 'mincut' (str); did you mean 'min_cut'?",
         ),
         ({"on_infeasible": None}, "one of 'error', 'min' (default 'error'), got None"),
+        ({"calls_per_step": 0}, "int above or equal to 1 (default 1), got 0 (int)"),
+        (
+            {"calls_per_step": 2.0},
+            "takes int",
+        ),
         ({"time_limit_s": 0}, "float above 0 (default 60.0), got 0 (int)"),
         ({"time_limit_s": float("inf")}, "float above 0 (default 60.0), got inf"),
         ({"time_limit_s": True}, "float above 0 (default 60.0), got True (bool)"),
@@ -252,6 +257,7 @@ def test_fingerprint_changes_with_every_option() -> None:
     changed: list[dict[str, object]] = [
         {},
         {"memory_budget": 0.5},
+        {"calls_per_step": 2},
         {"on_infeasible": "min"},
         {"solver": "greedy"},
         {"time_limit_s": 1.0},

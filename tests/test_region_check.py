@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 import gcpass
-from gcpass import partition
+from gcpass import fit
 from gcpass.errors import GcpassError, GradientMismatchError
 from gcpass.rewrite import Split
 from tests.nets import ConvNet, LanguageModel, Mlp
@@ -29,7 +29,7 @@ def test_right_regions_train_as_without(autocast: bool) -> None:
 def test_a_wrong_backward_raises_in_the_first_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = partition.rewrite
+    real = fit.rewrite
 
     def wrong(*arguments: Any, **named: Any) -> Split:
         split = real(*arguments, **named)
@@ -39,7 +39,7 @@ def test_a_wrong_backward_raises_in_the_first_step(
         _negate(split.backward, products[-1])
         return split
 
-    monkeypatch.setattr(partition, "rewrite", wrong)
+    monkeypatch.setattr(fit, "rewrite", wrong)
     model, x = Mlp(), torch.randn(64, 16)
     draws = torch.get_rng_state()
     run = compiled(model, "min", check_gradients=True)

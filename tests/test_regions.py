@@ -19,12 +19,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
 from gcpass import cli, store
-from gcpass.backend import Partitioner
 from gcpass.decisions import RegionPlan, ScopeDecision
 from gcpass.options import Options
+from gcpass.partitioner import Partitioner
 from gcpass.regions import scopes_fingerprint
 from gcpass.scopes import ANNOTATION, make_scope
-from gcpass.step import Held
 from tests.test_cases_intent import held_bytes, selective
 from tests.training import (
     Budget,
@@ -511,7 +510,7 @@ def test_the_fingerprint_knows_annotations_and_module_paths() -> None:
     ]
     assert prints[0] == scopes_fingerprint(graph("tail", None), patterns) == ""
     assert len(set(prints)) == len(prints)
-    keys = [Partitioner(Options(), Held(), p).uuid() for p in prints]
+    keys = [Partitioner(Options(), None, p).uuid() for p in prints]
     assert len(set(keys)) == len(keys)
 
 
