@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import time
 from collections.abc import Callable
@@ -62,9 +63,17 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the cross entropy of predicting each next token."""
-        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
+        x = self.embed(ids)
         for block in self.blocks:
             x = block(x)
+        return self.loss(x, ids)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return what the first block takes."""
+        return self.tokens(ids) + self.places.weight[: ids.shape[1]]
+
+    def loss(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return the loss of what the last block gives."""
         logits = self.head(self.norm(x))[:, :-1]
         return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
@@ -99,7 +108,8 @@ def main() -> None:
     for way in ways:
         print(f"training: {way.name} ...", flush=True)
         train(way, batches)
-        way.peak_bytes = peak_bytes(way, batches[0])
+        step = functools.partial(forward_and_backward, way, batches[0])
+        way.peak_bytes = peak_bytes(step)
     for _ in range(TIMED_ROUNDS):  # taking turns, so that all see the same machine
         for way in ways:
             way.seconds.append(step_seconds(way, batches[0]))
@@ -151,27 +161,32 @@ def train(way: Way, batches: list[Tensor]) -> None:
         way.plan = gcpass.plans()[-1]
 
 
+def forward_and_backward(way: Way, ids: Tensor) -> None:
+    """Run a step without an update."""
+    way.function(ids).backward()
+
+
 def step_seconds(way: Way, ids: Tensor) -> float:
     """Return how long a forward and backward take."""
     started = time.perf_counter()
-    way.function(ids).backward()
+    forward_and_backward(way, ids)
     if ids.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
-def peak_bytes(way: Way, ids: Tensor) -> int:
+def peak_bytes(step: Callable[[], None]) -> int:
     """Return the most bytes that a step allocates beyond what is alive before it."""
     gc.collect()
-    if ids.is_cuda:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        way.function(ids).backward()
+        step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
-        way.function(ids).backward()
+        step()
     events = profiler.kineto_results.events()
     changes = sorted(
         (e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"

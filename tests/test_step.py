@@ -163,7 +163,7 @@ def test_calls_may_be_stated(x: Tensor) -> None:
     assert gcpass.plans() == (made,)
 
 
-@pytest.mark.parametrize("make, budget", [(broken, "200kB"), (by_block, "300kB")])
+@pytest.mark.parametrize(("make", "budget"), [(broken, "200kB"), (by_block, "300kB")])
 def test_an_error_comes_before_any_update(
     make: Callable[..., Any], budget: str, x: Tensor
 ) -> None:
