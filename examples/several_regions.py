@@ -52,17 +52,15 @@ def main() -> None:
     codegen = parser.parse_args().codegen
     torch.manual_seed(0)
     model, ids = Transformer(), repeated_words("cpu", 0)
-    step(model, model, ids)  # afterwards no gradient is new
-    peak = peak_bytes(lambda: step(model, model, ids))
+    peak = peak_bytes(lambda: model(ids).backward())
     expected = [p.grad for p in model.parameters() if p.grad is not None]
     print(f"eager: {peak / 1e6:.1f} MB")
     print("| compiled | budget | measured | extra time | executions | gradients |")
     print("| --- | --- | --- | --- | --- | --- |")
     for way in WAYS:
         for share in SHARES:
-            print(
-                row(model, ids, way, int(share * peak), codegen, expected), flush=True
-            )
+            budget = int(share * peak)
+            print(row(model, ids, way, budget, codegen, expected), flush=True)
 
 
 def row(
@@ -78,8 +76,9 @@ def row(
     before = len(gcpass.plans())
     trained, run = compiled(model, way, {"memory_budget": budget, "codegen": codegen})
     for _ in range(2):
-        step(trained, run, ids)
-    measured = peak_bytes(lambda: step(trained, run, ids))
+        run(ids).backward()
+        trained.zero_grad()
+    measured = peak_bytes(lambda: run(ids).backward())
     got = [p.grad for p in trained.parameters() if p.grad is not None]
     error = max(
         float((a - b).norm() / b.norm()) for a, b in zip(got, expected, strict=True)
@@ -105,12 +104,6 @@ def compiled(
         return model, model
     whole = model if way == "whole" else Unrolled(model)
     return model, torch.compile(whole, backend="gcpass", options=options)
-
-
-def step(model: nn.Module, run: Callable[..., Tensor], ids: Tensor) -> None:
-    """Run forward and backward with new gradients."""
-    model.zero_grad(set_to_none=True)
-    run(ids).backward()
 
 
 if __name__ == "__main__":
