@@ -42,6 +42,7 @@ from gcpass.torch_private import (
     functorch_config,
     inductor_config,
     list_mode_options,
+    own_context,
     tracing,
 )
 
@@ -150,10 +151,13 @@ class RegionCompiler:
 
     @contextlib.contextmanager
     def _requested(self, request: Request) -> Iterator[None]:
-        """Be where Dynamo was when it asked for this region."""
+        """Be where Dynamo was when it asked for this region, which may be now."""
         token = current_request.set(request)
         try:
-            with tracing(self._tracing), compile_context(self._context):
+            if TracingContext.try_get() is self._tracing:
+                yield
+                return
+            with tracing(own_context(self._tracing)), compile_context(self._context):
                 yield
         finally:
             current_request.reset(token)

@@ -42,7 +42,7 @@ from gcpass.solvers.shares import (
     least_peak,
 )
 from gcpass.solvers.solve import Planner
-from gcpass.torch_private import surfaced
+from gcpass.torch_private import FakeTensor, surfaced
 
 log = logging.getLogger("gcpass")
 
@@ -415,7 +415,7 @@ def _is_part(order: _Order, whole: _Order) -> bool:
 
 def _autograd_node(results: Any) -> Any:
     items: Sequence[Any] = results if isinstance(results, (list, tuple)) else (results,)
-    for item in items:
-        if isinstance(item, torch.Tensor) and item.grad_fn is not None:
-            return item.grad_fn
-    return None
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) for t in tensors):
+        return None  # torch traces it: DistributedDataParallel does while it compiles
+    return next((t.grad_fn for t in tensors if t.grad_fn is not None), None)

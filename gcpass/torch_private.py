@@ -6,6 +6,7 @@ what is installed with what was read and says clearly when a release no longer f
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,8 +84,8 @@ __all__ = [
     "is_tangent",
     "list_mode_options",
     "mark_unrecomputable",
+    "own_context",
     "probe",
-    "raise_getitems",
     "static_inputs",
     "surfaced",
     "tracing",
@@ -199,6 +200,20 @@ def ends_in_graph_break(gm: torch.fx.GraphModule) -> bool:
     """Return whether the code that Dynamo captured goes on after this graph."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     return bool(getattr(reason, "graph_break", False))
+
+
+def own_context(context: TracingContext | None) -> TracingContext | None:
+    """Return a copy of Dynamo's context for one more compilation of one graph.
+
+    A compilation leaves its metadata there for its backward. Where
+    DistributedDataParallel splits a graph its parts share a context, and take turns by
+    counting their compilations; one more would confuse them.
+    """
+    if context is None:
+        return None
+    own = copy.copy(context)
+    own.ddp_optimizer_ctx = None
+    return own
 
 
 def compile_in_place(module: torch.nn.Module, backend: Callable[..., Any]) -> None:
