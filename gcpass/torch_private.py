@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -70,6 +71,7 @@ __all__ = [
     "compile_id",
     "compile_in_place",
     "default_partition",
+    "donated",
     "dynamo_config",
     "ends_in_graph_break",
     "extract_forward_and_backward",
@@ -214,6 +216,28 @@ def own_context(context: TracingContext | None) -> TracingContext | None:
     own = copy.copy(context)
     own.ddp_optimizer_ctx = None
     return own
+
+
+@contextmanager
+def donated(positions: Sequence[int]) -> Iterator[None]:
+    """Tell Inductor which inputs of a backward it may write, as AOTAutograd will.
+
+    It reads that from Dynamo's context, where AOTAutograd's metadata are put only after
+    the graph was split.
+    """
+    context = TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    before = context.fw_metadata
+    metadata: Any = types.SimpleNamespace(
+        bw_donated_idxs=list(positions), static_input_indices=[]
+    )
+    context.fw_metadata = metadata
+    try:
+        yield
+    finally:
+        context.fw_metadata = before
 
 
 def compile_in_place(module: torch.nn.Module, backend: Callable[..., Any]) -> None:

@@ -12,6 +12,7 @@ from gcpass.eager import boxed
 from gcpass.lowering import read_program
 from gcpass.replay import Scheduled, callable_of, like, replay
 from gcpass.rewrite import Split
+from gcpass.torch_private import FakeTensor, donated, functorch_config
 
 
 def schedule(
@@ -94,15 +95,54 @@ def _programs(
         strides = forward.output_strides[position] if kind == "result" else None
         inputs.append(_restride(value, strides))
     static = sum(1 for kind, _ in sources if kind != "tangent")
-    backward = read_program(
-        split.backward,
-        inputs,
-        is_backward=True,
-        static_inputs=static,
-        user_visible_outputs=(),
-        inner_compile=inner_compile,
-    )
+    with donated(_donated(split, sources, num_outputs)):
+        backward = read_program(
+            split.backward,
+            inputs,
+            is_backward=True,
+            static_inputs=static,
+            user_visible_outputs=(),
+            inner_compile=inner_compile,
+        )
     return callable_of(forward), callable_of(backward)
+
+
+def _donated(
+    split: Split, sources: Sequence[tuple[str, int]], num_outputs: int
+) -> list[int]:
+    """Return the positions of saved tensors that the backward may write.
+
+    By torch's rule: those whose storage nothing else has.
+    """
+    if not functorch_config.donated_buffer:
+        return []
+    forward_results = _outputs(split.forward)
+    others = [
+        *split.forward.graph.find_nodes(op="placeholder"),
+        *forward_results[:num_outputs],
+        *_outputs(split.backward),
+    ]
+    taken = {s for node in others if (s := _storage(node)) is not None}
+    return [
+        i
+        for i, (kind, position) in enumerate(sources)
+        if kind == "result"
+        and (storage := _storage(forward_results[position])) is not None
+        and storage not in taken
+    ]
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    (output,) = module.graph.find_nodes(op="output")
+    return list(output.args[0])
+
+
+def _storage(node: Any) -> int | None:
+    """Return what tells the storage of a node's tensor from others, None without."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def _restride(value: Any, strides: tuple[int, ...] | None) -> Any:
@@ -117,8 +157,7 @@ def _restride(value: Any, strides: tuple[int, ...] | None) -> Any:
 
 
 def _result_names(forward: fx.GraphModule) -> list[str]:
-    (output,) = forward.graph.find_nodes(op="output")
-    return [x.name if isinstance(x, fx.Node) else "" for x in output.args[0]]
+    return [x.name if isinstance(x, fx.Node) else "" for x in _outputs(forward)]
 
 
 def _source(
