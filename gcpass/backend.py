@@ -52,11 +52,15 @@ from gcpass.torch_private import (
     probe,
     surfaced,
 )
+from gcpass.write_order import keep_write_order
 
 __all__ = ["enable", "gcpass", "make_backend", "partitioner", "plans"]
 
-# With channels-last layouts Inductor's CPU code gives wrong gradients on some networks
-# (a small UNet: relative error 0.19 instead of 7e-7; a ResNet: 6e-3 instead of 3e-6).
+# Channels-last kernels round otherwise than eager's, and elements near the kink of a
+# ReLU or a tie of max pooling go the other way: on a ResNet gradients move by 2e-3 to
+# 1e-2 instead of 3e-6 (in eager's own channels-last format by up to 7e-3; with SiLU by
+# 2e-5). Some of ATen's kernels read channels-last indices wrong (pytorch#197888). What
+# was wrong on a UNet had another cause, see `gcpass.write_order`.
 EXACT_ON_CPU = {"layout_optimization": False}
 # Inductor computes in float32 inside of a kernel, so that a low precision value has
 # other bits there than in memory. What is compared with itself then differs: bfloat16
@@ -141,6 +145,7 @@ def partitioner(**options: object) -> CustomPartitionerFn:
     """
     parsed = _without_regions(_parse(options))
     _refuse_check_gradients(parsed)
+    keep_write_order()
     return Partitioner(parsed, Held())
 
 
@@ -163,6 +168,7 @@ class enable:  # lower case: it is used like a function
                 "and Inductor's own options are set there"
             )
         _refuse_check_gradients(parsed)
+        keep_write_order()
         budgeted = not isinstance(parsed.budget, Unlimited)
         chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
         for name, value in chosen.items():
@@ -250,6 +256,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """Compile a region: the whole way through Inductor with our partitioner."""
     probe()
+    keep_write_order()
     if getattr(dynamo_config, "caching_precompile", False):
         raise GcpassError(
             "TORCH_CACHING_PRECOMPILE serves compiled code for another backend or "
