@@ -14,9 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcpass.decisions import RegionPlan
-from tests.training import Budget, compiled, difference, plan, relative, start_over
-
-EXACT = 2e-6  # float32, the same kernels in another order
+from tests.training import (
+    EXACT,
+    Budget,
+    compiled,
+    difference,
+    plan,
+    relative,
+    start_over,
+)
 
 
 def normed(x: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

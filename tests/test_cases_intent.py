@@ -7,7 +7,6 @@ compiled).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,43 +14,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
 from tests.training import (
+    EXACT,
+    PRODUCT,
     Budget,
     CallCounter,
     compiled,
     difference,
+    held_bytes,
     plan,
     relative,
+    selective,
     start_over,
 )
 
-EXACT = 2e-6  # float32, the same kernels in another order
-PRODUCT = torch.ops.aten.mm.default
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*context_fn")
-
-
-def selective(
-    save: frozenset[Any],
-    *,
-    saved: CheckpointPolicy = CheckpointPolicy.MUST_SAVE,
-    other: CheckpointPolicy = CheckpointPolicy.MUST_RECOMPUTE,
-) -> Callable[..., Any]:
-    """Return a `context_fn` that saves some operators and recomputes the others."""
-
-    def choose(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return saved if operator in save else other
-
-    return functools.partial(create_selective_checkpoint_contexts, choose)
 
 
 class Chained(nn.Module):
@@ -160,15 +142,6 @@ class SelectiveBlock(nn.Module):
         x = x + self.out(y.transpose(1, 2).reshape(64, 32))
         h = self.norms[1](x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-def held_bytes(run: Callable[[], Tensor]) -> int:
-    """Return the bytes that torch's allocator holds more after a forward."""
-    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
-        result = run()
-    del result  # alive until here
-    events = profiler.kineto_results.events()
-    return sum(e.nbytes() for e in events if e.name() == "[memory]")
 
 
 def test_c13_compiled_selective_checkpoints_hold_no_more_than_eager() -> None:

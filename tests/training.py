@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
 
 from gcpass import step, store
 from gcpass.decisions import RegionPlan
 
 Budget = int | float | str | None
+EXACT = 2e-6  # float32, the same kernels in another order
+PRODUCT = torch.ops.aten.mm.default
 
 
 def compiled(
@@ -138,6 +145,29 @@ def peak_bytes(run: Callable[[], object]) -> int:
         alive += change
         peak = max(peak, alive)
     return peak
+
+
+def held_bytes(run: Callable[[], Tensor]) -> int:
+    """Return the bytes that torch's allocator holds more after a forward."""
+    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
+        result = run()
+    del result  # alive until here
+    events = profiler.kineto_results.events()
+    return sum(e.nbytes() for e in events if e.name() == "[memory]")
+
+
+def selective(
+    save: frozenset[Any],
+    *,
+    saved: CheckpointPolicy = CheckpointPolicy.MUST_SAVE,
+    other: CheckpointPolicy = CheckpointPolicy.MUST_RECOMPUTE,
+) -> Callable[..., Any]:
+    """Return a `context_fn` that saves some operators and recomputes the others."""
+
+    def choose(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return saved if operator in save else other
+
+    return functools.partial(create_selective_checkpoint_contexts, choose)
 
 
 class CallCounter(TorchDispatchMode):
