@@ -23,6 +23,7 @@ from torch import fx
 
 from gcpass import step, store
 from gcpass.budget import Auto, Unlimited
+from gcpass.corrections import correct_inductor
 from gcpass.cost import cost_registry_fingerprint
 from gcpass.decisions import RegionPlan
 from gcpass.eager import run_operations
@@ -52,15 +53,13 @@ from gcpass.torch_private import (
     probe,
     surfaced,
 )
-from gcpass.write_order import keep_write_order
 
 __all__ = ["enable", "gcpass", "make_backend", "partitioner", "plans"]
 
 # Channels-last kernels round otherwise than eager's, and elements near the kink of a
 # ReLU or a tie of max pooling go the other way: on a ResNet gradients move by 2e-3 to
 # 1e-2 instead of 3e-6 (in eager's own channels-last format by up to 7e-3; with SiLU by
-# 2e-5). Some of ATen's kernels read channels-last indices wrong (pytorch#197888). What
-# was wrong on a UNet had another cause, see `gcpass.write_order`.
+# 2e-5). What was wrong on a UNet had another cause, see `gcpass.corrections`.
 EXACT_ON_CPU = {"layout_optimization": False}
 # Inductor computes in float32 inside of a kernel, so that a low precision value has
 # other bits there than in memory. What is compared with itself then differs: bfloat16
@@ -145,7 +144,7 @@ def partitioner(**options: object) -> CustomPartitionerFn:
     """
     parsed = _without_regions(_parse(options))
     _refuse_check_gradients(parsed)
-    keep_write_order()
+    correct_inductor()
     return Partitioner(parsed, Held())
 
 
@@ -168,7 +167,7 @@ class enable:  # lower case: it is used like a function
                 "and Inductor's own options are set there"
             )
         _refuse_check_gradients(parsed)
-        keep_write_order()
+        correct_inductor()
         budgeted = not isinstance(parsed.budget, Unlimited)
         chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
         for name, value in chosen.items():
@@ -256,7 +255,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """Compile a region: the whole way through Inductor with our partitioner."""
     probe()
-    keep_write_order()
+    correct_inductor()
     if getattr(dynamo_config, "caching_precompile", False):
         raise GcpassError(
             "TORCH_CACHING_PRECOMPILE serves compiled code for another backend or "

@@ -28,6 +28,7 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import add_layout_constraint, require_contiguous
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.utils import BoxedBool
@@ -62,6 +63,7 @@ __all__ = [
     "TorchDispatchMode",
     "V",
     "WeakDep",
+    "add_layout_constraint",
     "allocations_during",
     "annotate",
     "cache_dir",
@@ -86,6 +88,7 @@ __all__ = [
     "mark_unrecomputable",
     "probe",
     "raise_getitems",
+    "require_contiguous",
     "static_inputs",
     "surfaced",
     "tree_leaves",

@@ -1,6 +1,8 @@
-"""What reads a buffer after a write in place stays after it in Inductor's CPU code.
+"""Faults of Inductor's CPU code that gcpass corrects.
 
-pytorch#185509; on torch 2.13 every gradient below the upsampling was lost.
+pytorch#185509: what reads a buffer after a write in place runs before it; on torch 2.13
+every gradient below the upsampling was lost. pytorch#197888: positions in channels-last
+order are read as if they were contiguous.
 """
 
 from __future__ import annotations
@@ -68,3 +70,21 @@ def test_inductor_while_gcpass_is_enabled() -> None:
     eager = Upsampled()
     with gcpass.enable():
         check(copy.deepcopy(eager), eager)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 6, 10), (2, 4, 6, 10)], ids=str)
+def test_positions_in_channels_last_order(shape: tuple[int, ...]) -> None:
+    def pooled(x: Tensor) -> Tensor:
+        if x.dim() == 5:
+            return F.adaptive_max_pool3d(x.sin(), (2, 3, 5)).square().sum()
+        torch.manual_seed(0)
+        return F.fractional_max_pool2d(x.sin(), 2, (3, 5)).square().sum()
+
+    order = torch.channels_last_3d if len(shape) == 5 else torch.channels_last
+    x = torch.randn(shape).to(memory_format=order).requires_grad_()
+    options = {"fallback_random": True}
+    found = [
+        torch.autograd.grad(run(x), x)[0]
+        for run in (torch.compile(pooled, backend="gcpass", options=options), pooled)
+    ]
+    assert relative(*found) < 1e-5
