@@ -11,13 +11,10 @@ from torch import Tensor, nn
 import gcpass
 from gcpass.decisions import ScopeDecision
 from tests.training import (
-    EXACT,
-    PRODUCT,
     Budget,
-    CallCounter,
     compiled,
     plan,
-    relative,
+    products_in_backward,
     start_over,
 )
 
@@ -66,17 +63,7 @@ def train(wrap: Wrap = plainly, budget: Budget = None, **options: Any) -> int:
     """Check the gradients and return how many products the backward runs."""
     start_over()
     net, x = Net(wrap), data()
-    loss = compiled(net, budget, **options)(x)
-    with CallCounter(PRODUCT) as counter:
-        loss.backward()
-    got = [p.grad for p in net.parameters()]
-    net.zero_grad()
-    net(x).backward()
-    for mine, parameter in zip(got, net.parameters(), strict=True):
-        assert mine is not None
-        assert parameter.grad is not None
-        assert relative(mine, parameter.grad) < EXACT
-    return counter.calls
+    return products_in_backward(net, compiled(net, budget, **options), x)
 
 
 # 17 products, each with two gradients; the first of all needs none for its input.

@@ -72,19 +72,14 @@ def test_inductor_while_gcpass_is_enabled() -> None:
         check(copy.deepcopy(eager), eager)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 4, 6, 10), (2, 4, 6, 10)], ids=str)
-def test_positions_in_channels_last_order(shape: tuple[int, ...]) -> None:
+def test_positions_in_channels_last_order() -> None:
     def pooled(x: Tensor) -> Tensor:
-        if x.dim() == 5:
-            return F.adaptive_max_pool3d(x.sin(), (2, 3, 5)).square().sum()
-        torch.manual_seed(0)
-        return F.fractional_max_pool2d(x.sin(), 2, (3, 5)).square().sum()
+        return F.adaptive_max_pool3d(x.sin(), (2, 3, 5)).square().sum()
 
-    order = torch.channels_last_3d if len(shape) == 5 else torch.channels_last
-    x = torch.randn(shape).to(memory_format=order).requires_grad_()
-    options = {"fallback_random": True}
+    x = torch.randn(2, 4, 4, 6, 10).to(memory_format=torch.channels_last_3d)
+    x.requires_grad_()
     found = [
         torch.autograd.grad(run(x), x)[0]
-        for run in (torch.compile(pooled, backend="gcpass", options=options), pooled)
+        for run in (torch.compile(pooled, backend="gcpass"), pooled)
     ]
     assert relative(*found) < 1e-5

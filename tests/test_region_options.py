@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.utils import counters
 
 import gcpass
 from gcpass import cli, store
@@ -25,10 +24,7 @@ from tests.layers import (
     SMALL,
     WIDE,
     Net,
-    Wrap,
-    by_name,
     data,
-    plainly,
     tenth_then_nine_tenths,
     train,
 )
@@ -36,8 +32,6 @@ from tests.training import (
     Budget,
     compiled,
     plan,
-    relative,
-    start_over,
 )
 
 
@@ -131,32 +125,6 @@ def test_a_changed_budget_is_planned_anew(budgets: Any, where: str) -> None:
     meant = [expected.get(b, b) for b in budgets]
     whole = 4 * LARGE
     assert limits == [int(m * whole) if m < 1 else m for m in meant]
-
-
-@pytest.mark.slow
-@pytest.mark.inductor
-def test_compile_caches_tell_regions_apart() -> None:
-    """The cache keys of torch leave annotations and module paths out."""
-
-    def run(wrap: Wrap) -> tuple[int, int]:
-        start_over()
-        counters.clear()
-        net, x = Net(wrap), data()
-        net.layers = net.layers[:1]
-        torch.compile(net, backend="gcpass")(x).backward()
-        got = net.layers[0].up.weight.grad
-        net.zero_grad()
-        net(x).backward()
-        assert relative(got, net.layers[0].up.weight.grad) < 1e-4
-        saved = sum(scope.saved_bytes for scope in plan().scopes)
-        return counters["aot_autograd"]["autograd_cache_hit"], saved
-
-    assert run(plainly) == (0, 0)
-    hits, saved = run(by_name)
-    assert hits == 0
-    assert saved <= LARGE
-    assert run(by_name) == (1, saved)
-    assert plan().from_cache
 
 
 def test_the_fingerprint_knows_annotations_and_module_paths() -> None:

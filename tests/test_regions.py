@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
@@ -39,6 +40,7 @@ from tests.training import (
     difference,
     held_bytes,
     plan,
+    relative,
     selective,
     start_over,
 )
@@ -287,3 +289,32 @@ def test_checkpoint_hints_give_way_to_regions() -> None:
     hint = CheckpointPolicy.PREFER_RECOMPUTE
     assert train(with_tags(None, hint)) == LEAST + 8
     assert train(with_tags("save", hint)) == LEAST
+
+
+# Compile caches.
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_compile_caches_tell_regions_apart() -> None:
+    """The cache keys of torch leave annotations and module paths out."""
+
+    def run(wrap: Wrap) -> tuple[int, int]:
+        start_over()
+        counters.clear()
+        net, x = Net(wrap), data()
+        net.layers = net.layers[:1]
+        torch.compile(net, backend="gcpass")(x).backward()
+        got = net.layers[0].up.weight.grad
+        net.zero_grad()
+        net(x).backward()
+        assert relative(got, net.layers[0].up.weight.grad) < 1e-4
+        saved = sum(scope.saved_bytes for scope in plan().scopes)
+        return counters["aot_autograd"]["autograd_cache_hit"], saved
+
+    assert run(plainly) == (0, 0)
+    hits, saved = run(by_name)
+    assert hits == 0
+    assert saved <= LARGE
+    assert run(by_name) == (1, saved)
+    assert plan().from_cache

@@ -189,6 +189,24 @@ class CallCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def products_in_backward(
+    net: nn.Module, function: Callable[..., Tensor], x: Tensor
+) -> int:
+    """Return how many products the backward runs, checking the gradients."""
+    net.zero_grad()
+    loss = function(x)
+    with CallCounter(PRODUCT) as counter:
+        loss.backward()
+    got = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    net(x).backward()
+    for mine, parameter in zip(got, net.parameters(), strict=True):
+        assert mine is not None
+        assert parameter.grad is not None
+        assert relative(mine, parameter.grad) < EXACT
+    return counter.calls
+
+
 def _flat(value: Tensor) -> Tensor:
     value = value.detach()
     value = torch.view_as_real(value) if value.is_complex() else value
