@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from case_list import CASES, NOT_RUN
 from case_models import Case, total
+from torch._functorch import config
 from torch.autograd.profiler import profile
 
 import gcpass
@@ -140,7 +141,7 @@ def compiled(
 ) -> Callable[..., Any]:
     """Return the model, compiled within the budget."""
     if way == "torch":
-        torch._functorch.config.activation_memory_budget = budget
+        config.activation_memory_budget = budget
         return torch.compile(model)
     options = {"memory_budget": budget, "time_limit_s": PLANNING_S}
     return torch.compile(model, backend="gcpass", options=options)
