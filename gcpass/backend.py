@@ -23,6 +23,7 @@ from torch import fx
 from gcpass import step, store
 from gcpass.budget import Auto, Unlimited
 from gcpass.compiler import EXACT_CASTS, RegionCompiler, run_compiler
+from gcpass.corrections import correct_inductor
 from gcpass.decisions import RegionPlan
 from gcpass.errors import GcpassError
 from gcpass.fit import FREE_AT_ONCE
@@ -110,6 +111,7 @@ def partitioner(**options: object) -> CustomPartitionerFn:
     """
     parsed = _without_regions(_parse(options))
     _refuse_check_gradients(parsed)
+    correct_inductor()
     return Partitioner(parsed)
 
 
@@ -132,6 +134,7 @@ class enable:  # lower case: it is used like a function
                 "and Inductor's own options are set there"
             )
         _refuse_check_gradients(parsed)
+        correct_inductor()
         budgeted = not isinstance(parsed.budget, Unlimited)
         chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
         for name, value in chosen.items():
@@ -174,6 +177,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """Compile a region: the whole way through Inductor with our partitioner."""
     probe()
+    correct_inductor()
     if getattr(dynamo_config, "caching_precompile", False):
         raise GcpassError(
             "TORCH_CACHING_PRECOMPILE serves compiled code for another backend or "

@@ -46,8 +46,10 @@ from gcpass.torch_private import (
     tracing,
 )
 
-# With channels-last layouts Inductor's CPU code gives wrong gradients on some networks
-# (a small UNet: relative error 0.19 instead of 7e-7; a ResNet: 6e-3 instead of 3e-6).
+# Channels-last kernels round otherwise than eager's, and elements near the kink of a
+# ReLU or a tie of max pooling go the other way: on a ResNet gradients move by 2e-3 to
+# 1e-2 instead of 3e-6 (in eager's own channels-last format by up to 7e-3; with SiLU by
+# 2e-5). What was wrong on a UNet had another cause, see `gcpass.corrections`.
 EXACT_ON_CPU = {"layout_optimization": False}
 # Inductor computes in float32 inside of a kernel, so that a low precision value has
 # other bits there than in memory. What is compared with itself then differs: bfloat16

@@ -52,12 +52,15 @@ def region_key(fingerprint: str, graph_text: str, inputs: Sequence[object]) -> s
 
     Args:
         fingerprint: of everything that decides a plan besides the graph.
-        graph_text: the region's code; memory addresses in it do not count.
+        graph_text: the region's code; memory addresses and comments in it do not
+            count. (Comments say from which line code came. Torch's compile caches do
+            not look at that, and the plan must be found whenever they answer.)
         inputs: tensors count by dtype, shape, stride, device and requires_grad,
             sizes and everything else by their repr.
     """
     digest = hashlib.sha256()
-    for part in (fingerprint, graph_text, *map(_input_text, inputs)):
+    code = re.sub(r"^\s*(#.*)?\n", "", graph_text, flags=re.MULTILINE)
+    for part in (fingerprint, code, *map(_input_text, inputs)):
         text = re.sub(r" at 0x[0-9a-fA-F]+", "", part).encode()
         digest.update(b"%d:" % len(text))  # so that parts cannot run together
         digest.update(text)

@@ -28,8 +28,11 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import add_layout_constraint, require_contiguous
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -58,9 +61,13 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "OrderedSet",
+    "SchedulerNode",
+    "StarDep",
     "TorchDispatchMode",
     "TracingContext",
     "V",
+    "WeakDep",
+    "add_layout_constraint",
     "allocations_during",
     "annotate",
     "cache_dir",
@@ -88,6 +95,8 @@ __all__ = [
     "mark_unrecomputable",
     "own_context",
     "probe",
+    "raise_getitems",
+    "require_contiguous",
     "static_inputs",
     "surfaced",
     "tracing",

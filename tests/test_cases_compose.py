@@ -19,6 +19,7 @@ import gcpass
 from gcpass import step, store
 from tests.nets import Block, Mlp
 from tests.training import (
+    EXACT,
     compiled,
     difference,
     gradients,
@@ -27,8 +28,6 @@ from tests.training import (
     start_over,
     train,
 )
-
-EXACT = 2e-6  # float32, the same kernels in another order
 
 
 class Broken(nn.Module):

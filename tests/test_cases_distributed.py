@@ -30,6 +30,7 @@ import gcpass
 from gcpass import store
 from tests.nets import Mlp
 from tests.training import (
+    EXACT,
     Budget,
     CallCounter,
     compiled,
@@ -38,8 +39,6 @@ from tests.training import (
     relative,
     start_over,
 )
-
-EXACT = 2e-6  # float32, the same kernels in another order
 
 
 @pytest.fixture

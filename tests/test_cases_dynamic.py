@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from gcpass import store
 from tests.nets import LanguageModel
-from tests.training import Budget, compiled, plan, relative, start_over
+from tests.training import EXACT, Budget, compiled, plan, relative, start_over
 
-EXACT = 2e-6  # float32, the same kernels in another order
 BUDGETS: list[Budget] = [None, "min"]
 
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import gcpass
 from gcpass import cost, store
 from tests.training import (
+    EXACT,
     Budget,
     compiled,
     difference,
@@ -28,7 +29,6 @@ from tests.training import (
     start_over,
 )
 
-EXACT = 2e-6  # float32, the same kernels in another order
 BUDGETS: list[Budget] = [None, "min"]
 
 

@@ -7,7 +7,6 @@ compiled).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,43 +14,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
 from tests.training import (
+    EXACT,
+    PRODUCT,
     Budget,
-    CallCounter,
     compiled,
     difference,
+    held_bytes,
     plan,
-    relative,
+    products_in_backward,
+    selective,
     start_over,
 )
 
-EXACT = 2e-6  # float32, the same kernels in another order
-PRODUCT = torch.ops.aten.mm.default
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*context_fn")
-
-
-def selective(
-    save: frozenset[Any],
-    *,
-    saved: CheckpointPolicy = CheckpointPolicy.MUST_SAVE,
-    other: CheckpointPolicy = CheckpointPolicy.MUST_RECOMPUTE,
-) -> Callable[..., Any]:
-    """Return a `context_fn` that saves some operators and recomputes the others."""
-
-    def choose(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return saved if operator in save else other
-
-    return functools.partial(create_selective_checkpoint_contexts, choose)
 
 
 class Chained(nn.Module):
@@ -71,22 +52,10 @@ class Chained(nn.Module):
         return torch.cos(torch.sigmoid(layer(torch.sigmoid(layer(x))))).exp()
 
 
-def products_in_backward(net: nn.Module, x: Tensor, budget: Budget) -> int:
+def products(net: nn.Module, x: Tensor, budget: Budget) -> int:
     """Return how many products the backward runs, checking the gradients."""
     start_over()
-    function = compiled(net, budget)
-    net.zero_grad()
-    loss = function(x)
-    with CallCounter(PRODUCT) as counter:
-        loss.backward()
-    got = [p.grad for p in net.parameters()]
-    net.zero_grad()
-    net(x).backward()
-    for mine, parameter in zip(got, net.parameters(), strict=True):
-        assert mine is not None
-        assert parameter.grad is not None
-        assert relative(mine, parameter.grad) < EXACT
-    return counter.calls
+    return products_in_backward(net, compiled(net, budget), x)
 
 
 # 8 products in the forward. In the backward each has two gradients, but the first one
@@ -97,13 +66,13 @@ LEAST = 15
 @pytest.mark.parametrize("budget", [None, 0.3, "min"], ids=str)
 def test_c12_saved_products_are_never_rebuilt(budget: Budget) -> None:
     net = Chained(context_fn=selective(frozenset({PRODUCT})))
-    assert products_in_backward(net, torch.randn(256, 32), budget) == LEAST
+    assert products(net, torch.randn(256, 32), budget) == LEAST
 
 
 @pytest.mark.parametrize("budget", [0.9, "min"], ids=str)
 def test_c12_must_recompute_is_recomputed_at_every_budget(budget: Budget) -> None:
     net = Chained(context_fn=selective(frozenset()))
-    assert products_in_backward(net, torch.randn(256, 32), budget) >= LEAST + 4
+    assert products(net, torch.randn(256, 32), budget) >= LEAST + 4
     inside = [v for v in plan().values if v.name.startswith(("mm", "sigmoid"))]
     assert inside
     assert not any(v.decision == "saved" for v in inside)
@@ -118,10 +87,10 @@ def test_c12_hints_give_way_to_a_budget() -> None:
         other=CheckpointPolicy.PREFER_RECOMPUTE,
     )
     x = torch.randn(256, 32)
-    assert products_in_backward(Chained(context_fn=context), x, None) == LEAST
-    assert products_in_backward(Chained(context_fn=context), x, "min") > LEAST
-    assert products_in_backward(Chained(), x, None) >= LEAST + 4
-    assert products_in_backward(Chained(), x, 1.0) == LEAST
+    assert products(Chained(context_fn=context), x, None) == LEAST
+    assert products(Chained(context_fn=context), x, "min") > LEAST
+    assert products(Chained(), x, None) >= LEAST + 4
+    assert products(Chained(), x, 1.0) == LEAST
 
 
 def test_c12_an_impossible_budget_names_what_must_be_saved() -> None:
@@ -160,15 +129,6 @@ class SelectiveBlock(nn.Module):
         x = x + self.out(y.transpose(1, 2).reshape(64, 32))
         h = self.norms[1](x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-def held_bytes(run: Callable[[], Tensor]) -> int:
-    """Return the bytes that torch's allocator holds more after a forward."""
-    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
-        result = run()
-    del result  # alive until here
-    events = profiler.kineto_results.events()
-    return sum(e.nbytes() for e in events if e.name() == "[memory]")
 
 
 def test_c13_compiled_selective_checkpoints_hold_no_more_than_eager() -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.training import (
+    EXACT,
     compiled,
     difference,
     gradients,
@@ -21,8 +22,6 @@ from tests.training import (
     relative,
     start_over,
 )
-
-EXACT = 2e-6  # float32, the same kernels in another order
 
 # --- what selects (C25) ---------------------------------------------------------------
 

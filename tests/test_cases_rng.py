@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.training import (
+    EXACT,
     CallCounter,
     compiled,
     difference,
     plan,
     relative,
 )
-
-EXACT = 2e-6  # float32, the same kernels in another order
 
 
 def pick_columns(x: Tensor) -> Tensor:

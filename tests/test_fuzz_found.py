@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training import Budget, difference
+from tests.training import EXACT, Budget, difference
 
-EXACT = 2e-6
 TIGHT: list[Budget] = [None, 0.9, "min"]
 
 

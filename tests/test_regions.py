@@ -5,119 +5,47 @@ C14 (pytorch#185979): several region budgets in one graph, partial cover.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import gcpass
-from gcpass import cli, store
-from gcpass.decisions import RegionPlan, ScopeDecision
-from gcpass.options import Options
-from gcpass.partitioner import Partitioner
-from gcpass.regions import scopes_fingerprint
-from gcpass.scopes import ANNOTATION, make_scope
-from tests.test_cases_intent import held_bytes, selective
+from tests.layers import (
+    LARGE,
+    LAYER,
+    LEAST,
+    ROWS,
+    SMALL,
+    WIDE,
+    Net,
+    Wrap,
+    by_name,
+    data,
+    plainly,
+    saved_by_layer,
+    scopes,
+    tenth_then_nine_tenths,
+    train,
+)
 from tests.training import (
+    EXACT,
+    PRODUCT,
     Budget,
-    CallCounter,
     compiled,
     difference,
+    held_bytes,
     plan,
     relative,
+    selective,
     start_over,
 )
 
-EXACT = 2e-6  # float32, the same kernels in another order
-PRODUCT = torch.ops.aten.mm.default
-ROWS, NARROW, WIDE = 64, 8, 32
-SMALL, LARGE = ROWS * NARROW * 4, ROWS * WIDE * 4  # bytes of a layer's two results
-LAYER = SMALL + LARGE  # what the backward of a layer reads besides its input
-
-Wrap = Callable[[int, nn.Module, Tensor], Tensor]
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*context_fn")
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDE, NARROW, bias=False)
-        self.down = nn.Linear(NARROW, WIDE, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.down(torch.tanh(self.up(x))))
-
-
-def plainly(index: int, layer: nn.Module, x: Tensor) -> Tensor:
-    result: Tensor = layer(x)
-    return result
-
-
-class Net(nn.Module):
-    """Eight layers, each called through `wrap`, and a head."""
-
-    def __init__(self, wrap: Wrap = plainly) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(8))
-        self.head = nn.Linear(WIDE, 4, bias=False)
-        self.wrap = wrap
-
-    def forward(self, x: Tensor) -> Tensor:
-        for index, layer in enumerate(self.layers):
-            x = self.wrap(index, layer, x)
-        return self.head(x).square().mean()
-
-
-def data() -> Tensor:
-    return torch.randn(ROWS, WIDE)
-
-
-def train(wrap: Wrap = plainly, budget: Budget = None, **options: Any) -> int:
-    """Check the gradients and return how many products the backward runs."""
-    start_over()
-    net, x = Net(wrap), data()
-    loss = compiled(net, budget, **options)(x)
-    with CallCounter(PRODUCT) as counter:
-        loss.backward()
-    got = [p.grad for p in net.parameters()]
-    net.zero_grad()
-    net(x).backward()
-    for mine, parameter in zip(got, net.parameters(), strict=True):
-        assert mine is not None
-        assert parameter.grad is not None
-        assert relative(mine, parameter.grad) < EXACT
-    return counter.calls
-
-
-# 17 products, each with two gradients; the first of all needs none for its input.
-LEAST = 2 * 17 - 1
-
-
-def scopes() -> dict[str, ScopeDecision]:
-    return {scope.name: scope for scope in plan().scopes}
-
-
-def saved_by_layer() -> list[int]:
-    """Return the bytes saved of each layer, read from the decisions on values."""
-    found = [0] * 8
-    for value in plan().values:
-        if value.decision == "saved" and value.module_path.startswith("layers."):
-            found[int(value.module_path.split(".")[1])] += value.size_bytes
-    return found
-
-
-def tenth_then_nine_tenths(index: int, layer: nn.Module, x: Tensor) -> Tensor:
-    with gcpass.region(memory_budget=0.1 if index < 4 else 0.9):
-        result: Tensor = layer(x)
-    return result
 
 
 PATTERNS = {
@@ -212,12 +140,6 @@ def test_a_saved_region_beside_a_tight_budget() -> None:
     assert all(scopes()[f"layers.{i}"].saved_bytes == LAYER for i in (2, 3, 4, 5))
     reasons = [v.reason for v in plan().values if v.module_path.startswith("layers.3")]
     assert 'saved: region of policy "save"' in reasons
-
-
-def by_name(index: int, layer: nn.Module, x: Tensor) -> Tensor:
-    with gcpass.region(policy="recompute", name=f"layer {index}"):
-        result: Tensor = layer(x)
-    return result
 
 
 def as_one(index: int, layer: nn.Module, x: Tensor) -> Tensor:
@@ -369,99 +291,7 @@ def test_checkpoint_hints_give_way_to_regions() -> None:
     assert train(with_tags("save", hint)) == LEAST
 
 
-# Eager mode, errors, identity.
-
-
-def test_eager_mode_knows_no_regions() -> None:
-    x = data()
-    torch.manual_seed(1)
-    net = Net(tenth_then_nine_tenths)
-    torch.manual_seed(1)
-    assert net(x).equal(Net()(x))
-    with gcpass.region(policy="save"):
-        assert "custom" not in torch.fx.traceback.current_meta
-
-
-WRONG = [
-    ({}, "either memory_budget or policy, got memory_budget=None, policy=None"),
-    ({"memory_budget": 0.5, "policy": "save"}, "either memory_budget or policy"),
-    ({"policy": "keep"}, "policy is 'save' or 'recompute', got 'keep'"),
-    ({"policy": 1}, "policy is 'save' or 'recompute', got 1"),
-    ({"memory_budget": 1.5}, "in \\(0, 1\\]"),
-    ({"memory_budget": 0}, "at least 1 byte"),
-    ({"memory_budget": True}, "got True"),
-    ({"memory_budget": "lots"}, "got 'lots'"),
-    ({"memory_budget": "min"}, "a fraction in \\(0, 1\\]"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=str)
-def test_wrong_regions(arguments: dict[str, Any], says: str) -> None:
-    def function(x: Tensor) -> Tensor:
-        with gcpass.region(**arguments):
-            return x.sin().sum()
-
-    x = torch.randn(4, requires_grad=True)
-    for call in (function, compiled(function)):
-        with pytest.raises(gcpass.InvalidOptionError, match=says):
-            call(x)
-    with pytest.raises(gcpass.InvalidOptionError, match=says):
-        gcpass.backend(regions={"layers.*": arguments})
-
-
-def test_a_name_is_a_text() -> None:
-    with pytest.raises(gcpass.InvalidOptionError, match="a text as name, got 3"):
-        with gcpass.region(policy="save", name=3):  # type: ignore[arg-type]
-            pass
-
-
-@pytest.mark.parametrize(
-    ("regions", "says"),
-    [
-        ("save", "regions: takes a dict of patterns, got 'save'"),
-        ({"h.0": {"budget": 1}}, "region 'h.0': takes 'save', 'recompute', {"),
-        ({"h.0": 0.5}, "region 'h.0': takes 'save', 'recompute', {"),
-        ({3: "save"}, "a text as name, got 3"),
-    ],
-)
-def test_wrong_patterns(regions: object, says: str) -> None:
-    with pytest.raises(gcpass.InvalidOptionError) as caught:
-        gcpass.backend(regions=regions)
-    assert says in str(caught.value)
-
-
-def test_a_misspelt_option_says_what_regions_takes() -> None:
-    with pytest.raises(gcpass.InvalidOptionError, match="did you mean 'regions'"):
-        gcpass.backend(region={"layers.*": "save"})
-
-
-@pytest.mark.parametrize(
-    "budgets",
-    [(0.3, 0.6, 0.9), (2 * LARGE, 3 * LARGE, 4 * LARGE), ("30%", "0.6", "2KiB")],
-    ids=str,
-)
-@pytest.mark.parametrize("where", ["argument", "attribute"])
-def test_a_changed_budget_is_planned_anew(budgets: Any, where: str) -> None:
-    class Chain(nn.Module):
-        budget: Budget = None
-
-        def forward(self, x: Tensor, weight: Tensor, given: Budget) -> Tensor:
-            budget = self.budget if where == "attribute" else given
-            with gcpass.region(memory_budget=budget):
-                for _ in range(4):
-                    x = torch.tanh(x @ weight)
-            return x.square().mean()
-
-    chain, weight = Chain(), torch.randn(WIDE, WIDE, requires_grad=True)
-    function = compiled(chain)
-    for budget in (*budgets, *budgets):
-        chain.budget = budget
-        function(data(), weight, budget if where == "argument" else None).backward()
-    limits = [scope.limit_bytes for p in store.plans() for scope in p.scopes]
-    expected = {0.3: 0.3, "30%": 0.3, 0.6: 0.6, "0.6": 0.6, 0.9: 0.9, "2KiB": 2048}
-    meant = [expected.get(b, b) for b in budgets]
-    whole = 4 * LARGE
-    assert limits == [int(m * whole) if m < 1 else m for m in meant]
+# Compile caches.
 
 
 @pytest.mark.slow
@@ -488,55 +318,3 @@ def test_compile_caches_tell_regions_apart() -> None:
     assert saved <= LARGE
     assert run(by_name) == (1, saved)
     assert plan().from_cache
-
-
-def test_the_fingerprint_knows_annotations_and_module_paths() -> None:
-    def graph(path: str, text: str | None) -> fx.GraphModule:
-        found = fx.Graph()
-        node = found.call_function(torch.ops.aten.ones.default, ([2],))
-        node.meta["nn_module_stack"] = {"1": (f"L['self'].{path}", nn.Linear)}
-        node.meta["custom"] = {} if text is None else {ANNOTATION: text}
-        found.output(node)
-        return fx.GraphModule(nn.Module(), found)
-
-    patterns = (make_scope("head*", None, "save"),)
-    tenth, ninth = (f'["", {share}, null]' for share in (0.1, 0.9))
-    prints = [
-        scopes_fingerprint(graph("head", None), ()),
-        scopes_fingerprint(graph("head", None), patterns),
-        scopes_fingerprint(graph("head.0", None), patterns),
-        scopes_fingerprint(graph("head", tenth), patterns),
-        scopes_fingerprint(graph("head", ninth), patterns),
-    ]
-    assert prints[0] == scopes_fingerprint(graph("tail", None), patterns) == ""
-    assert len(set(prints)) == len(prints)
-    keys = [Partitioner(Options(), None, p).uuid() for p in prints]
-    assert len(set(keys)) == len(keys)
-
-
-def test_regions_need_our_backend() -> None:
-    for use in (gcpass.enable, gcpass.partitioner):
-        with pytest.raises(gcpass.GcpassError, match='backend="gcpass"'):
-            use(regions={"layers.0": "save"})
-    net = Net(tenth_then_nine_tenths)
-    with gcpass.enable(), pytest.raises(Exception, match='backend="gcpass"'):
-        torch.compile(net, backend="inductor")(data())
-
-
-def test_decisions_say_what_became_of_regions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tenth_then_nine_tenths, dump=str(tmp_path))
-    (file,) = tmp_path.iterdir()
-    text = file.read_text(encoding="utf-8")
-    assert RegionPlan.from_json(text) == plan()
-    assert json.loads(text)["scopes"][0] == {
-        "name": "",
-        "requested": "10 % of the saved bytes",
-        "limit_bytes": int(0.1 * 4 * LAYER),
-        "fastest_saved_bytes": 4 * LAYER,
-        "saved_bytes": 2 * SMALL,
-    }
-    assert cli.main(["show", str(file)]) == 0
-    line = "scope '' (10 % of the saved bytes): saves 4096 of 4096 bytes, 40960 without"
-    assert line in capsys.readouterr().out

@@ -227,6 +227,16 @@ def test_key_changes_with_everything_that_counts() -> None:
     assert store.region_key("f", "g", [base + 1]) == store.region_key("f", "g", [base])
 
 
+def test_key_knows_no_line_numbers() -> None:
+    def text(line: int, factor: int) -> str:
+        return (
+            f"def forward(x):\n    # File: a.py:{line} in f\n\n    y = x * {factor}\n"
+        )
+
+    keys = [store.region_key("f", text(*given), []) for given in ((1, 2), (7, 2))]
+    assert keys[0] == keys[1] != store.region_key("f", text(1, 3), [])
+
+
 def test_key_is_the_same_in_every_process() -> None:
     code = (
         "from types import SimpleNamespace as N; from gcpass.store import region_key; "

@@ -17,6 +17,7 @@ import gcpass
 from gcpass import store
 from tests.nets import Mlp
 from tests.training import (
+    EXACT,
     Budget,
     compiled,
     difference,
@@ -27,7 +28,6 @@ from tests.training import (
     train,
 )
 
-EXACT = 2e-6  # float32, the same kernels in another order
 BUDGETS: list[Budget] = ["min"]
 
 

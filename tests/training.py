@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
 
 from gcpass import step, store
 from gcpass.decisions import RegionPlan
 
 Budget = int | float | str | None
+EXACT = 2e-6  # float32, the same kernels in another order
+PRODUCT = torch.ops.aten.mm.default
 
 
 def compiled(
@@ -140,6 +147,29 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
+def held_bytes(run: Callable[[], Tensor]) -> int:
+    """Return the bytes that torch's allocator holds more after a forward."""
+    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
+        result = run()
+    del result  # alive until here
+    events = profiler.kineto_results.events()
+    return sum(e.nbytes() for e in events if e.name() == "[memory]")
+
+
+def selective(
+    save: frozenset[Any],
+    *,
+    saved: CheckpointPolicy = CheckpointPolicy.MUST_SAVE,
+    other: CheckpointPolicy = CheckpointPolicy.MUST_RECOMPUTE,
+) -> Callable[..., Any]:
+    """Return a `context_fn` that saves some operators and recomputes the others."""
+
+    def choose(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return saved if operator in save else other
+
+    return functools.partial(create_selective_checkpoint_contexts, choose)
+
+
 class CallCounter(TorchDispatchMode):
     """Counts the calls of one operator."""
 
@@ -157,6 +187,24 @@ class CallCounter(TorchDispatchMode):
     ) -> Any:
         self.calls += func is self.operator
         return func(*args, **(kwargs or {}))
+
+
+def products_in_backward(
+    net: nn.Module, function: Callable[..., Tensor], x: Tensor
+) -> int:
+    """Return how many products the backward runs, checking the gradients."""
+    net.zero_grad()
+    loss = function(x)
+    with CallCounter(PRODUCT) as counter:
+        loss.backward()
+    got = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    net(x).backward()
+    for mine, parameter in zip(got, net.parameters(), strict=True):
+        assert mine is not None
+        assert parameter.grad is not None
+        assert relative(mine, parameter.grad) < EXACT
+    return counter.calls
 
 
 def _flat(value: Tensor) -> Tensor:
