@@ -42,7 +42,12 @@ from gcpass.solvers.shares import (
     least_peak,
 )
 from gcpass.solvers.solve import Planner
-from gcpass.torch_private import FakeTensor, surfaced
+from gcpass.torch_private import (
+    FakeTensor,
+    in_backward,
+    saves_through_hooks,
+    surfaced,
+)
 
 log = logging.getLogger("gcpass")
 
@@ -62,7 +67,7 @@ def compile_region(
     """
     options = compiler.options
     limited = not isinstance(options.budget, Unlimited)
-    if limited and (followed or open_executions()):
+    if limited and not in_backward() and (followed or open_executions()):
         counted = compiler.count()
         if counted.problem is not None:
             return _Region(compiler, counted=counted)
@@ -118,6 +123,7 @@ class _Region:
         self._run: Run | None = None
         self._counting: Run | None = None
         self._compiled_for: Share | None = None
+        self._latest: Run | None = None
         if compiled is not None:
             self._take(compiled)
         if counted is not None:
@@ -126,9 +132,13 @@ class _Region:
     def __call__(self, *arguments: Any) -> Any:
         """Run the region, first compiling it when its share has changed."""
         with _lock:
-            run = self._ready()
+            recomputes = in_backward()
+            run = self._latest if self._must_not_change(recomputes) else None
+            run = run or self._ready(alone=recomputes)
+            self._latest = run
         results = run(*arguments)
-        _opened(self, results)
+        if not recomputes:
+            _opened(self, results)
         return results
 
     def planned_problem(self) -> Problem | None:
@@ -180,10 +190,14 @@ class _Region:
         self._compiled_for = self.share
         return True
 
-    def _ready(self) -> Run:
-        """Return what to run now, with the executions that are open."""
-        opened = open_executions()
-        if not opened:
+    def _ready(self, *, alone: bool) -> Run:
+        """Return what to run now.
+
+        Args:
+            alone: whatever is open.
+        """
+        opened = [] if alone else open_executions()
+        if not opened and not alone:
             _plan_what_is_new(may_compile=True)
         if self.compiler is None:
             assert self._run is not None, "a region without a budget is compiled"
@@ -197,6 +211,18 @@ class _Region:
             self._count(self.compiler)
         assert self._counting is not None
         return self._counting
+
+    def _must_not_change(self, recomputes: bool) -> bool:
+        """Return whether a checkpoint counts on it.
+
+        One that recomputes expects the region to save as many tensors as it did in the
+        forward, in all calls.
+        """
+        if recomputes:
+            return True
+        return saves_through_hooks() and any(
+            e.region is self for e in open_executions()
+        )
 
     def _knows(self, order: _Order) -> bool:
         return any(_is_part(order, known) for known in self.orders)

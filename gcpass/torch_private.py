@@ -84,6 +84,7 @@ __all__ = [
     "extract_forward_and_backward",
     "functorch_config",
     "fx_graph_cse",
+    "in_backward",
     "inductor_config",
     "inputs_written_afterwards",
     "is_backward_effect",
@@ -97,6 +98,7 @@ __all__ = [
     "probe",
     "raise_getitems",
     "require_contiguous",
+    "saves_through_hooks",
     "static_inputs",
     "surfaced",
     "tracing",
@@ -247,6 +249,16 @@ def donated(positions: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         context.fw_metadata = before
+
+
+def in_backward() -> bool:
+    """Return whether this thread is in a backward, as when a checkpoint recomputes."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def saves_through_hooks() -> bool:
+    """Return whether what autograd saves now goes to hooks, as in a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def compile_in_place(module: torch.nn.Module, backend: Callable[..., Any]) -> None:

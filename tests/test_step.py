@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gcpass
 from gcpass import compiler, step, store
@@ -237,6 +238,48 @@ def test_a_region_without_a_budget_counts_against_others(x: Tensor) -> None:
     for model in (first, last):
         model.zero_grad()
     assert peak_bytes(lambda: limited(free(x)).backward()) <= 900_000
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("make", [broken, by_block])
+def test_a_checkpoint_around_regions(
+    make: Callable[..., Any], reentrant: bool, x: Tensor
+) -> None:
+    # It runs them again in the backward, and wants as many saved tensors.
+    x.requires_grad_()
+    model, run = make(0.6, on_infeasible="min")
+    eager = Stack()
+    for _ in range(3):
+        for net, function in [(model, run), (eager, eager)]:
+            net.zero_grad()
+            checkpoint(function, x, use_reentrant=reentrant).backward()
+        assert relative(gradients(model), gradients(eager)) < EXACT
+
+
+@pytest.mark.parametrize("make", [broken, by_block])
+def test_autocast_and_growing_batches(make: Callable[..., Any]) -> None:
+    # What is compiled later finds the same surroundings as what Dynamo compiles.
+    model, run = make(0.6, on_infeasible="min")
+    eager = Stack()
+    for rows in (64, 64, 128, 96, 128, 40):
+        x = torch.randn(rows, 16)
+        got = train(model, run, (x,), autocast=True)
+        assert relative(got, train(eager, eager, (x,), autocast=True)) < 1e-2
+        assert relative(gradients(model), gradients(eager)) < 2e-2
+
+
+def test_two_forwards_before_a_backward(x: Tensor) -> None:
+    budget = int(1.2 * fastest_peak(broken, x))
+    model, run = broken(budget)
+    eager = Stack()
+    for _ in range(3):
+        for net, function in [(model, run), (eager, eager)]:
+            net.zero_grad()
+            (function(x) + function(2 * x)).backward()
+        assert relative(gradients(model), gradients(eager)) < EXACT
+    assert {p.executions for p in gcpass.plans()} == {2}
+    model.zero_grad()
+    assert peak_bytes(lambda: (run(x) + run(2 * x)).backward()) <= budget
 
 
 def test_a_forward_alone_is_a_step(x: Tensor) -> None:
