@@ -24,11 +24,11 @@ from gcpass import step, store
 from gcpass.budget import Auto, Unlimited
 from gcpass.compiler import EXACT_CASTS, RegionCompiler, run_compiler
 from gcpass.corrections import correct_inductor
+from gcpass.custom_partitioner import NO_REGIONS, Partitioner
 from gcpass.decisions import RegionPlan
 from gcpass.errors import GcpassError
 from gcpass.fit import FREE_AT_ONCE
 from gcpass.options import Options, parse_options
-from gcpass.partitioner import NO_REGIONS, Partitioner
 from gcpass.torch_private import (
     CustomPartitionerFn,
     dynamo_config,

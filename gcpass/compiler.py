@@ -17,6 +17,7 @@ from torch import fx
 
 from gcpass import store
 from gcpass.budget import Unlimited
+from gcpass.custom_partitioner import Partitioner
 from gcpass.decisions import RegionPlan
 from gcpass.eager import run_operations
 from gcpass.errors import GcpassError
@@ -24,7 +25,6 @@ from gcpass.fit import FREE_AT_ONCE
 from gcpass.fusion import compile_in_plan_order
 from gcpass.options import Options
 from gcpass.partition import show
-from gcpass.partitioner import Partitioner
 from gcpass.region_check import CheckedOnce, captured_copy
 from gcpass.regions import scopes_fingerprint
 from gcpass.request import Request, current_request

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import gcpass
-from gcpass import compiler, partition, partitioner, store
+from gcpass import compiler, custom_partitioner, partition, store
 from gcpass.decisions import RegionPlan
 from tests.nets import Block, Mlp
 from tests.training import (
@@ -39,7 +39,7 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(options)
         return partition.partition(joint, inputs, options, *rest, **named)
 
-    monkeypatch.setattr(partitioner, "partition", counted)
+    monkeypatch.setattr(custom_partitioner, "partition", counted)
     return calls
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gcpass
-from gcpass import cost, partitioner
+from gcpass import cost, custom_partitioner
 from gcpass.options import Options
 from gcpass.solvers.shares import Share
 
@@ -48,7 +48,7 @@ def test_c23_code_of_gcpass_and_torch_change_the_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = identity()
-    monkeypatch.setattr(partitioner, "_sources", "another version")
+    monkeypatch.setattr(custom_partitioner, "_sources", "another version")
     other = identity()
     monkeypatch.undo()
     assert identity() == before != other
@@ -63,8 +63,8 @@ def test_c23_the_share_of_a_step_changes_the_identity() -> None:
         **{"cost_seconds": 1.0, "plan": None},
     }
     keys = [
-        partitioner.Partitioner(options, share).uuid()
+        custom_partitioner.Partitioner(options, share).uuid()
         for share in (None, Share(**numbers), Share(**{**numbers, "held_bytes": 2}))
     ]
     assert len(set(keys)) == 3
-    assert keys[0] == partitioner.Partitioner(options).uuid()
+    assert keys[0] == custom_partitioner.Partitioner(options).uuid()

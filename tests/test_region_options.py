@@ -12,9 +12,9 @@ from torch import Tensor, fx, nn
 
 import gcpass
 from gcpass import cli, store
+from gcpass.custom_partitioner import Partitioner
 from gcpass.decisions import RegionPlan
 from gcpass.options import Options
-from gcpass.partitioner import Partitioner
 from gcpass.regions import scopes_fingerprint
 from gcpass.scopes import ANNOTATION, make_scope
 from tests.layers import (
