@@ -32,6 +32,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.fx.traceback import annotate
 from torch.utils._ordered_set import OrderedSet
@@ -79,6 +80,7 @@ __all__ = [
     "is_tangent",
     "list_mode_options",
     "mark_unrecomputable",
+    "optimization_hint",
     "probe",
     "raise_getitems",
     "static_inputs",
@@ -103,6 +105,14 @@ is_backward_effect = partitioners._must_be_in_backward
 _private: Any = partitioners  # re-exports that its stubs do not declare
 _autograd: Any = torch.autograd
 is_tangent: Callable[[torch.fx.Node], bool] = _private._is_tangent
+
+# Both take (SymInt, fallback=int) and add no guard; 2.11 has the second only.
+_HINT = (
+    "optimization_hint"
+    if hasattr(symbolic_shapes, "optimization_hint")
+    else "size_hint"
+)
+optimization_hint: Callable[..., int] = getattr(symbolic_shapes, _HINT)
 
 
 def probe() -> None:

@@ -26,7 +26,7 @@ DTYPES = sorted(
 )
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:.*quantized")
+@pytest.mark.filterwarnings("ignore:B?Complex(Half|32)", "ignore:.*quantized")
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_takes_what_torch_allocates(dtype):
