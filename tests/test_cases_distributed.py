@@ -73,8 +73,6 @@ class Gathering(nn.Module):
 
 @pytest.mark.parametrize("budget", [None, 0.5, "min"], ids=str)
 @pytest.mark.filterwarnings("ignore:.*all_gather_tensor_autograd:FutureWarning")
-# Dynamo's own, on an autograd function, before torch 2.13:
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_c19_collectives_run_once(mesh: DeviceMesh, budget: Budget) -> None:
     net, x = Gathering(), torch.randn(8, 64)
     function = compiled(net, budget)
