@@ -20,17 +20,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-# --- private or unstable names of torch, read on 2.13.0 -----------------------------
-from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from gcpass.torch_private import optimization_hint
 
-# `optimization_hint` replaced `hint_int`; both take (SymInt, fallback=int), and neither
-# adds a guard.
-_unguarded_hint: Any = getattr(_symbolic_shapes, "optimization_hint", None)
-if _unguarded_hint is None:
-    _unguarded_hint = _symbolic_shapes.hint_int  # type: ignore[attr-defined]
-# Also used below: `SymInt.node.maybe_as_int`, `SymInt.node.is_nested_int`,
-# `Tensor.__tensor_flatten__`, `Tensor._indices`, `Tensor._values`.
-# -------------------------------------------------------------------------------------
+# Also private or unstable, read on torch 2.13.0: `SymInt.node.maybe_as_int`,
+# `SymInt.node.is_nested_int`, `Tensor.__tensor_flatten__`, `Tensor._indices`,
+# `Tensor._values`.
 
 __all__ = ["UNBACKED_SIZE_HINT", "element_count", "hint_int", "read_bytes"]
 __all__ += ["storage_bytes", "tensors_in"]
@@ -75,7 +69,7 @@ def hint_int(x: IntLike) -> int:
     constant = node.maybe_as_int()
     if constant is not None:
         return int(constant)
-    return int(_unguarded_hint(x, fallback=UNBACKED_SIZE_HINT))
+    return int(optimization_hint(x, fallback=UNBACKED_SIZE_HINT))
 
 
 def element_count(tensor: torch.Tensor) -> int:

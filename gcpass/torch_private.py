@@ -1,6 +1,6 @@
 """Everything private of torch that gcpass touches, in one place.
 
-Read on torch 2.11.0, 2.12.1, 2.13.0 and 2.14.1; tested on 2.13.0. `probe` compares
+Read and tested on torch 2.11.0, 2.12.1, 2.13.0 and 2.14.1. `probe` compares
 what is installed with what was read and says clearly when a release no longer fits.
 """
 
@@ -37,6 +37,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.fx.traceback import annotate
 from torch.utils._ordered_set import OrderedSet
@@ -94,6 +95,7 @@ __all__ = [
     "is_tangent",
     "list_mode_options",
     "mark_unrecomputable",
+    "optimization_hint",
     "own_context",
     "probe",
     "raise_getitems",
@@ -122,6 +124,35 @@ is_backward_effect = partitioners._must_be_in_backward
 _private: Any = partitioners  # re-exports that its stubs do not declare
 _autograd: Any = torch.autograd
 is_tangent: Callable[[torch.fx.Node], bool] = _private._is_tangent
+
+# Both take (SymInt, fallback=int) and add no guard; 2.11 has the second only.
+_HINT = (
+    "optimization_hint"
+    if hasattr(symbolic_shapes, "optimization_hint")
+    else "size_hint"
+)
+optimization_hint: Callable[..., int] = getattr(symbolic_shapes, _HINT)
+
+
+def _round_where_asked() -> None:
+    """Make Inductor's C++ kernels heed emulate_precision_casts, as from torch 2.13 on.
+
+    A kernel that rounds notes the number before as what a cast back gives, so that
+    the rounding is lost to whatever reads the value in the same kernel.
+    """
+    from torch._inductor.codegen.cpp import CppKernel
+
+    note: Any = CppKernel.cache_dtype_convert
+
+    def note_unless_asked(self: CppKernel, *arguments: Any) -> None:
+        if not inductor_config.emulate_precision_casts:
+            note(self, *arguments)
+
+    CppKernel.cache_dtype_convert = note_unless_asked  # type: ignore[method-assign]
+
+
+if torch.__version__ < "2.13":
+    _round_where_asked()
 
 
 def probe() -> None:

@@ -82,6 +82,12 @@ def test_c15_jagged_tensor_beside_a_written_input(budget: Budget) -> None:
 # --- values that are no tensors, and tuples -------------------------------------------
 
 
+def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.__version__ < (2, 12):  # aminmax has no derivative there
+        return x.amin(dim=1), x.amax(dim=1)
+    return torch.aminmax(x, dim=1)
+
+
 class Pieces(nn.Module):
     """Lists of views, tuples of results, items that nothing reads."""
 
@@ -95,7 +101,7 @@ class Pieces(nn.Module):
         rows = torch.unbind(h)
         first, _, last = torch.split(h, [3, 2, h.shape[0] - 5])
         values, _ = torch.topk(h, 4)
-        low, high = torch.aminmax(h, dim=1)
+        low, high = extremes(h)
         deviation, mean = torch.std_mean(h, dim=1)
         ordered, order = torch.sort(h, dim=1)
         norm = torch.linalg.vector_norm(h)

@@ -73,6 +73,8 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_every_draw_is_made_once(kind: str) -> None:
+    if kind == "slopes" and torch.__version__ < (2, 13):
+        pytest.skip("before 2.13 Inductor's rrelu draws apart from eager's")
     net, x = Noisy(DRAWS[kind]), torch.randn(64, 16)
     assert difference(net, x, budget="min", steps=2) < EXACT
     assert plan().recomputations > 0

@@ -26,7 +26,7 @@ DTYPES = sorted(
 )
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:.*quantized")
+@pytest.mark.filterwarnings("ignore:B?Complex(Half|32)", "ignore:.*quantized")
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_takes_what_torch_allocates(dtype):
@@ -37,6 +37,7 @@ def test_every_dtype_takes_what_torch_allocates(dtype):
     assert storage_bytes(val) == val.untyped_storage().nbytes() > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # once a process: quantized dtypes
 def test_known_sizes_by_hand():
     assert storage_bytes(torch.empty(3, 5)) == 60
     assert storage_bytes(torch.empty(3, 5, dtype=torch.complex128)) == 240

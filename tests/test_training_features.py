@@ -335,4 +335,5 @@ def test_weights_tied_and_frozen_in_turn() -> None:
             net.zero_grad()
             run(x).backward()
         assert relative(gradients(model), gradients(eager)) < EXACT
-    assert len(gcpass.plans()) == 2
+    # Dynamo does not look at the bias before torch 2.12; its gradient is dropped.
+    assert len(gcpass.plans()) == (1 if torch.__version__ < (2, 12) else 2)
