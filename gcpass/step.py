@@ -147,6 +147,23 @@ class _Region:
             self._count(self.compiler)
         return self.problem
 
+    def take_all(self) -> None:
+        """Take the whole budget: the region is alone in its step.
+
+        Raises:
+            InfeasibleBudgetError: no plan of the region is within it.
+        """
+        if self.refused is not None:
+            raise self.refused
+        planner, budget = _planner(self), self.options.budget
+        if planner is not None and self.plan is None and isinstance(budget, Bytes):
+            floor = planner.floor.peak_bytes
+            if floor > budget.size_bytes and not self.options.takes_floor:
+                raise InfeasibleBudgetError(
+                    budget_bytes=budget.size_bytes, floor_bytes=floor
+                )
+        self.orders = ((self,),)
+
     def fits(self, share: Share, fastest_seconds: float) -> bool:
         """Return whether the plan that it has is within the share and as fast."""
         plan = self.plan
@@ -321,9 +338,7 @@ def _share_out(new: Sequence[_Order]) -> None:
     orders = _together(new)
     regions = list(dict.fromkeys(r for order in orders for r in order))
     if orders == [(regions[0],)]:
-        if regions[0].refused is not None:
-            raise regions[0].refused
-        regions[0].orders = tuple(orders)  # alone in its step
+        regions[0].take_all()
         return
     planners = [_planner(r) for r in regions]
     members = [

@@ -188,6 +188,31 @@ def test_a_fraction_below_the_floor_of_a_lone_region(x: Tensor) -> None:
         loss.backward()
 
 
+def test_a_region_that_is_alone_after_all(x: Tensor) -> None:
+    class Trailing(Stack):
+        """After the break nothing is trained."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            loss = super().forward(x)
+            torch._dynamo.graph_break()
+            return loss
+
+    budget = int(0.6 * fastest_peak(lambda b: (m := Trailing(), compiled(m, b)), x))
+    model, eager = Trailing(), Stack()
+    run = compiled(model, budget)
+    for _ in range(2):
+        assert relative(train(model, run, (x,)), train(eager, eager, (x,))) < EXACT
+        assert relative(gradients(model), gradients(eager)) < EXACT
+    (made,) = gcpass.plans()
+    assert (made.executions, made.others_bytes) == (1, 0)
+    model.zero_grad()
+    assert peak_bytes(lambda: run(x).backward()) <= budget
+    start_over()
+    loss = compiled(Trailing(), "50kB")(x)
+    with pytest.raises(gcpass.InfeasibleBudgetError):
+        loss.backward()
+
+
 class Repeated(nn.Module):
     """One block that is called as often as the caller says."""
 
