@@ -107,6 +107,7 @@ class Menu:
     _found: dict[Choice, None] = field(default_factory=dict)
     _planners: dict[int, Planner] = field(default_factory=dict)
     _asked: set[tuple[int, int]] = field(default_factory=set)
+    _filled: bool = False
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -130,6 +131,9 @@ class Menu:
 
     def fill(self) -> None:
         """Make plans from the fastest down to the least peak and the fewest bytes."""
+        if self._filled:
+            return
+        self._filled = True
         fastest = self.fastest()
         floor = self._add(self.planner(self.problem).floor)
         lean = self._add(self.leanest())
