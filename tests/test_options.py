@@ -194,11 +194,8 @@ def test_inductor_is_asked_only_for_foreign_names() -> None:
             "'auto'), got 'mincut' (str); did you mean 'min_cut'?",
         ),
         ({"on_infeasible": None}, "one of 'error', 'min' (default 'error'), got None"),
-        ({"calls_per_step": 0}, "int above or equal to 1 (default 1), got 0 (int)"),
-        (
-            {"calls_per_step": 2.0},
-            "takes int",
-        ),
+        ({"calls_per_step": 0}, "takes int above 0 (default 1), got 0 (int)"),
+        ({"calls_per_step": 2.0}, "takes int above 0 (default 1), got 2.0 (float)"),
         ({"time_limit_s": 0}, "float above 0 (default 60.0), got 0 (int)"),
         ({"time_limit_s": float("inf")}, "float above 0 (default 60.0), got inf"),
         ({"time_limit_s": True}, "float above 0 (default 60.0), got True (bool)"),
