@@ -93,7 +93,9 @@ def compile_region(
 
 def forget() -> None:
     """Forget what is open (tests)."""
+    global _grown
     with _lock:
+        _grown = False
         _open.clear()
         _unplanned.clear()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from gcpass import step, store
+from gcpass import fit, step, store
+from gcpass.rewrite import Split
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,3 +43,25 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch._dynamo.reset()
     step.forget()
+
+
+@pytest.fixture
+def wrong_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every rewrite wrong: the last product of the backward is negated."""
+    real = fit.rewrite
+
+    def wrong(*arguments: Any, **named: Any) -> Split:
+        split = real(*arguments, **named)
+        graph = split.backward.graph
+        product = graph.find_nodes(
+            op="call_function", target=torch.ops.aten.mm.default
+        )[-1]
+        with graph.inserting_after(product):
+            negated = graph.call_function(torch.ops.aten.neg.default, (product,))
+        product.replace_all_uses_with(
+            negated, delete_user_cb=lambda user: user is not negated
+        )
+        split.backward.recompile()
+        return split
+
+    monkeypatch.setattr(fit, "rewrite", wrong)

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 import gcpass
-from gcpass import fit
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
-from gcpass.rewrite import Split
 from tests.nets import ConvNet, LanguageModel, Mlp
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -92,29 +90,11 @@ def test_an_error_in_one_gradient_is_named(
         assert "gradient last.weight" in str(report).splitlines()[2]
 
 
-def test_a_wrong_rewrite_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = fit.rewrite
-
-    def wrong(*arguments: Any, **named: Any) -> Split:
-        split = real(*arguments, **named)
-        products = split.backward.graph.find_nodes(
-            op="call_function", target=torch.ops.aten.mm.default
-        )
-        _negate(split.backward, products[-1])
-        return split
-
-    monkeypatch.setattr(fit, "rewrite", wrong)
+def test_a_wrong_rewrite_is_found(wrong_backward: None) -> None:
     report = checked(Mlp(), torch.randn(64, 16))
     assert not report.ok
     assert report.mismatches[0].kind == "gradient"
     assert report.mismatches[0].error == pytest.approx(2)
-
-
-def _negate(module: fx.GraphModule, node: fx.Node) -> None:
-    with module.graph.inserting_after(node):
-        negated = module.graph.call_function(torch.ops.aten.neg.default, (node,))
-    node.replace_all_uses_with(negated, delete_user_cb=lambda user: user is not negated)
-    module.recompile()
 
 
 def test_the_model_and_all_random_states_stay() -> None:

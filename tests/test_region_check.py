@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 import gcpass
-from gcpass import fit
 from gcpass.errors import GcpassError, GradientMismatchError
-from gcpass.rewrite import Split
 from tests.nets import ConvNet, LanguageModel, Mlp
 from tests.training import compiled, difference
 
@@ -26,20 +24,7 @@ def test_right_regions_train_as_without(autocast: bool) -> None:
         assert difference(model, x, budget="min", steps=2, **options) < limit
 
 
-def test_a_wrong_backward_raises_in_the_first_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = fit.rewrite
-
-    def wrong(*arguments: Any, **named: Any) -> Split:
-        split = real(*arguments, **named)
-        products = split.backward.graph.find_nodes(
-            op="call_function", target=torch.ops.aten.mm.default
-        )
-        _negate(split.backward, products[-1])
-        return split
-
-    monkeypatch.setattr(fit, "rewrite", wrong)
+def test_a_wrong_backward_raises_in_the_first_step(wrong_backward: None) -> None:
     model, x = Mlp(), torch.randn(64, 16)
     draws = torch.get_rng_state()
     run = compiled(model, "min", check_gradients=True)
@@ -51,13 +36,6 @@ def test_a_wrong_backward_raises_in_the_first_step(
     assert allowed < 1e-3
     assert torch.equal(torch.get_rng_state(), draws)
     assert all(p.grad is None for p in model.parameters())
-
-
-def _negate(module: fx.GraphModule, node: fx.Node) -> None:
-    with module.graph.inserting_after(node):
-        negated = module.graph.call_function(torch.ops.aten.neg.default, (node,))
-    node.replace_all_uses_with(negated, delete_user_cb=lambda user: user is not negated)
-    module.recompile()
 
 
 def test_written_inputs_are_written_once() -> None:
