@@ -20,7 +20,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gcpass.lowering import Program
-from gcpass.sizes import hint_int
+from gcpass.sizes import allocated_bytes, hint_int
 from gcpass.torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -84,7 +84,6 @@ def replay(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     meter = _Meter()
-    gc.collect()
     gc.freeze()  # so that collecting is quick: it need not walk torch's heap
     try:
         with mode:
@@ -178,9 +177,8 @@ class _Meter(TorchDispatchMode):
             known = self.known.get(key)
             if key in self.ignored or (known is not None and not known.ref.expired()):
                 continue
-            self.known[key] = _Alive(
-                bytes=storage.nbytes(), ref=StorageWeakRef(storage)
-            )
+            size = allocated_bytes(storage.nbytes(), tensor.device)
+            self.known[key] = _Alive(bytes=size, ref=StorageWeakRef(storage))
         if self.alive_bytes() > self.peak_bytes:
             gc.collect()  # fake kernels leave cycles that real ones do not
             self.peak_bytes = max(self.peak_bytes, self.alive_bytes())

@@ -9,8 +9,9 @@ the gaps that its strides keep.
 Symbolic sizes are read by their hint, the size seen at compile time. No guard is ever
 added, since a size that only informs a plan must not specialise the program.
 
-Not modelled: allocator rounding (512 B on CUDA, 64 B on the CPU), and the scales of a
-tensor quantised per channel.
+On CUDA the caching allocator hands out multiples of 512 bytes, and a size is what it
+hands out. Not modelled: up to 1 MiB that it leaves at the end of a large block, and the
+scales of a tensor quantised per channel.
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ from gcpass.torch_private import optimization_hint
 # `SymInt.node.is_nested_int`, `Tensor.__tensor_flatten__`, `Tensor._indices`,
 # `Tensor._values`.
 
-__all__ = ["UNBACKED_SIZE_HINT", "element_count", "hint_int", "read_bytes"]
-__all__ += ["storage_bytes", "tensors_in"]
+__all__ = ["UNBACKED_SIZE_HINT", "allocated_bytes", "element_count", "hint_int"]
+__all__ += ["read_bytes", "storage_bytes", "tensors_in"]
 
 IntLike: TypeAlias = "int | torch.SymInt"
 
 UNBACKED_SIZE_HINT = 4096
 """Size assumed for a dimension that only running the program tells (`nonzero`), in
 elements. Origin: torch's own partitioner assumes the same number."""
+
+CUDA_BLOCK_BYTES = 512
+"""What the CUDA caching allocator rounds up to: kMinBlockSize of its source, which
+`torch.cuda.memory_allocated` counts."""
 
 # Elements per byte where torch allocates less than `itemsize` per element. The shell
 # dtypes int1..int7, uint1..uint7 are not here: `torch.empty` gives them one byte per
@@ -70,6 +75,18 @@ def hint_int(x: IntLike) -> int:
     if constant is not None:
         return int(constant)
     return int(optimization_hint(x, fallback=UNBACKED_SIZE_HINT))
+
+
+def allocated_bytes(size_bytes: int, device: torch.device) -> int:
+    """Return the bytes that a device's allocator hands out for a storage.
+
+    Args:
+        size_bytes: of the storage.
+        device: where it is. The CPU's allocator is counted as asked for.
+    """
+    if device.type != "cuda":
+        return size_bytes
+    return ceil(size_bytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
 
 
 def element_count(tensor: torch.Tensor) -> int:
@@ -130,7 +147,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> int:
         return storage_bytes([getattr(tensor, part)() for part in parts])
     if tensor.layout is not torch.strided:  # mkldnn: opaque, no strides to ask for
         return _bytes_of(element_count(tensor), tensor.dtype)
-    return _bytes_of(_extent(tensor), tensor.dtype)
+    return allocated_bytes(_bytes_of(_extent(tensor), tensor.dtype), tensor.device)
 
 
 def _extent(tensor: torch.Tensor) -> int:

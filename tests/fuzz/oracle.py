@@ -1,12 +1,14 @@
 """Runs a program eagerly and with gcpass, and says where they differ.
 
 Eager is the oracle. How far rounding may carry a program is measured on eager itself,
-by moving parameters and inputs by one part in a million (and by computing in float32
-what the program computes in bfloat16): what is ill-conditioned moves as well.
+by moving parameters, inputs and the constants that are written by one part in a million
+(and by computing in float32 what the program computes in bfloat16): what is
+ill-conditioned moves as well.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +28,10 @@ EXACT = 2e-5  # of the largest magnitude of a tensor
 NUDGE = 1e-6  # relative change of every number that goes in
 NOISES = 8  # times as far as the nudged program may the compiled one be
 DUST = 1e-7  # of the largest magnitude in the run: sums that cancel to nothing
+# A constant that is written, whole tensors of which a normalization may be given.
+WRITTEN = re.compile(
+    r"(\] = |fill_?\([^()]*(?:\([^()]*\)[^()]*)*?)(\d+\.\d+)(\)?)$", re.M
+)
 CHAOS = 0.05  # of the magnitude: programs that a nudge moves this far prove nothing
 
 Budget = int | float | str | None  # "plan 3": a random plan with this seed
@@ -165,13 +171,17 @@ def run(
     Args:
         program: the program.
         compiled: module -> what is called in its place.
-        nudge: relative change of every parameter, buffer and input.
+        nudge: relative change of parameters, buffers, inputs and written constants.
         source: another source for the program.
         everything: let the loss read every output and every written argument.
             torch.compile traces the backward of them all, so all must be legal.
     """
     torch.manual_seed(1)
-    module: nn.Module = load(source or program.source())["Program"]()
+    text = WRITTEN.sub(
+        lambda found: f"{found[1]}{float(found[2]) * (1 + nudge)}{found[3]}",
+        source or program.source(),
+    )
+    module: nn.Module = load(text)["Program"]()
     module.train(program.training)
     noise = torch.Generator().manual_seed(2)
     for tensor in (*module.parameters(), *module.buffers()):

@@ -1,0 +1,71 @@
+"""What Inductor generated for a GPU, as it goes from one process to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A Triton kernel that Inductor generated; launching it does nothing.
+
+    Attributes:
+        name: of the function.
+        source: a module of its own that defines it.
+    """
+
+    name: str
+    source: str
+
+    def run(self, *arguments: Any, **named: Any) -> None:
+        """Stand in for the launch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Graph:
+    """A graph that Inductor compiled.
+
+    Attributes:
+        is_backward: whether it is a backward.
+        inputs: (name, layout) of every input, a tensor's as (size, stride, dtype).
+        source: the generated wrapper.
+        nodes: (name, operator) of every call as Inductor got them.
+        kernels: of the wrapper, in the order in which they were generated.
+    """
+
+    is_backward: bool
+    inputs: list[tuple[str, Any]]
+    source: str = ""
+    nodes: list[tuple[str, str]] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lowered:
+    """A step of a model as it would run on a GPU.
+
+    Attributes:
+        budget: the option.
+        budget_bytes: the limit, None without one.
+        predicted_bytes: peak from the problem.
+        scheduled_bytes: peak of the generated program, None if it was not read.
+        recomputations: of the plan.
+        arguments: what each input of the forward is: a parameter's or buffer's name,
+            "" for the model's input, an int for a size.
+        forward, backward: as Inductor generated them.
+        planned: calls of the forward's and of the backward's graph in the plan's order,
+            as (name, operator).
+        machine_code: bytes of the kernels' machine code by capability.
+    """
+
+    budget: Any
+    budget_bytes: int | None
+    predicted_bytes: int
+    scheduled_bytes: int | None
+    recomputations: int
+    arguments: list[str | int]
+    forward: Graph
+    backward: Graph
+    planned: tuple[list[tuple[str, str]], list[tuple[str, str]]]
+    machine_code: dict[int, list[int]] = field(default_factory=dict)
