@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from gcpass import decisions, store
-from gcpass.budget import Unlimited
+from gcpass.budget import Minimum, Unlimited
 from gcpass.capture import (
     Capture,
     capture,
@@ -171,10 +171,12 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
     overhead = plan.cost_seconds / base - 1.0
     bound = max(0.0, chosen.solution.bound_seconds / base - 1.0)
     profile = simulate(captured.problem, plan.sequence, plan.boundary)
+    # Where the step has several regions "min" plans for shares, which are no limits.
+    least = isinstance(search.options.budget, Minimum)
     return RegionPlan(
         region=compile_id(),
         requested=str(search.options.memory_budget),
-        budget_bytes=search.budget_bytes,
+        budget_bytes=None if least else search.budget_bytes,
         others_bytes=0 if search.share is None else search.share.others_bytes,
         executions=1 if search.share is None else search.share.executions,
         fastest_peak_bytes=search.base_peak,

@@ -30,7 +30,7 @@ NOISES = 8  # times as far as the nudged program may the compiled one be
 DUST = 1e-7  # of the largest magnitude in the run: sums that cancel to nothing
 # A constant that is written, whole tensors of which a normalization may be given.
 WRITTEN = re.compile(
-    r"(\] = |fill_?\([^()]*(?:\([^()]*\)[^()]*)*?)(\d+\.\d+)(\)?)$", re.M
+    r"^(.*(?:\] = |fill_?\(|index_put_?\().*?)(\d+\.\d+)(\)*)$", re.MULTILINE
 )
 CHAOS = 0.05  # of the magnitude: programs that a nudge moves this far prove nothing
 

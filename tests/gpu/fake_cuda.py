@@ -64,7 +64,7 @@ _load_stand_ins()
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from torch import fx, nn  # noqa: E402
+from torch import nn  # noqa: E402
 from torch._dynamo import device_interface  # noqa: E402
 from torch._inductor import async_compile  # noqa: E402
 from torch._inductor import config as inductor_config  # noqa: E402
@@ -300,12 +300,12 @@ def _recorders(session: FakeCuda) -> Iterator[tuple[Any, str, Any]]:
 
     def save_source(source: str) -> None:
         lowering = torch._inductor.virtualized.V.graph
+        placeholders = lowering.module.graph.find_nodes(op="placeholder")
         session.graphs.append(
             Graph(
                 is_backward=lowering.is_backward,
-                inputs=_inputs(lowering.module),
+                inputs=[n.name for n in placeholders],
                 source=source,
-                nodes=_calls(lowering.module),
             )
         )
 
@@ -316,22 +316,6 @@ def _recorders(session: FakeCuda) -> Iterator[tuple[Any, str, Any]]:
 
     yield GraphLowering, "save_output_code", staticmethod(save_source)
     yield async_compile.AsyncCompile, "triton", keep
-
-
-def _inputs(module: fx.GraphModule) -> list[tuple[str, Any]]:
-    placeholders = module.graph.find_nodes(op="placeholder")
-    return [(n.name, _layout(n.meta.get("val"))) for n in placeholders]
-
-
-def _layout(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return None
-    return ([str(s) for s in value.shape], [str(s) for s in value.stride()])
-
-
-def _calls(module: fx.GraphModule) -> list[tuple[str, str]]:
-    nodes = module.graph.nodes
-    return [(n.name, str(n.target)) for n in nodes if n.op == "call_function"]
 
 
 def _always(answer: Any) -> Callable[..., Any]:

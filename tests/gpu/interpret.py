@@ -19,6 +19,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy
 import torch
 import triton
 import triton.language as tl
+from torch import nn
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -35,10 +37,12 @@ from triton.runtime import interpreter
 
 from tests.gpu.attention import install_attention
 from tests.gpu.models import CASES, Case
+from tests.gpu.order import earlier_than_planned, launched_calls, library_calls
 from tests.gpu.program import Graph, Lowered
 
 BLOCK_BYTES = 512  # the CUDA caching allocator hands out multiples of it
 CPU = torch.device("cpu")
+STEP = 3e-3  # of the loss, for differences: rounding is 1e-7, losses are about 1
 
 # libdevice is machine code; under the interpreter its functions are empty. Those of the
 # same meaning in torch, where they are called otherwise.
@@ -90,13 +94,11 @@ class Allocator(TorchDispatchMode):
 
     Attributes:
         peak_bytes: the most that was alive at one moment.
-        calls: names of the library's operators that ran, in order.
     """
 
     def __init__(self, alive: Sequence[Any]) -> None:
         super().__init__()
         self.peak_bytes = 0
-        self.calls: list[str] = []
         self._free = {t.untyped_storage()._cdata for t in tree_leaves(alive)}
         self._used: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -104,7 +106,6 @@ class Allocator(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.calls.append(func._schema.name.partition("::")[2])
         self.count(result)
         return result
 
@@ -205,61 +206,117 @@ def loaded(graph: Graph, allocator: Allocator) -> Callable[[list[Any]], Any]:
     return call
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The generated forward and backward of a case, run as AOTAutograd would.
+    """What a step computed.
+
+    Attributes:
+        loss: the model's result.
+        gradients: by the parameter's name.
+        peak_bytes: the most that was allocated at one moment.
+    """
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    peak_bytes: int
+
+
+def train(
+    lowered: Lowered, model: nn.Module, given: torch.Tensor, *, seed: int = 0
+) -> Step:
+    """Run the generated forward and backward as AOTAutograd would.
 
     Args:
         lowered: what was generated.
-        case: what it was generated from.
+        model: provides parameters and buffers; buffers may be written.
+        given: its input.
+        seed: of the random numbers.
     """
+    owned = {name: p.detach() for name, p in model.named_parameters()}
+    owned |= {**dict(model.named_buffers()), "": given}
+    arguments = [a if isinstance(a, int) else owned[a] for a in lowered.arguments]
+    allocator = Allocator([a for a in arguments if not isinstance(a, int)])
+    forward = loaded(lowered.forward, allocator)
+    backward = loaded(lowered.backward, allocator)
+    num_saved = sum("tangents" not in name for name in lowered.backward.inputs)
+    torch.manual_seed(seed)
+    gc.collect()
+    gc.freeze()  # collecting is quick that way
+    with torch.no_grad(), allocator:
+        results = list(forward(list(arguments)))
+        loss, saved = results[-num_saved - 1], results[-num_saved:]
+        del results
+        sizes = [s for s in saved if isinstance(s, int)]
+        # Sizes come last out of the forward and first into the backward.
+        crossing = [*sizes, *(s for s in saved if not isinstance(s, int))]
+        del saved
+        crossing.append(torch.ones_like(loss))
+        gradients = backward(crossing)
+    gc.unfreeze()
+    found = zip(lowered.arguments, gradients, strict=True)
+    return Step(
+        loss=float(loss),
+        gradients={n: g for n, g in found if isinstance(n, str) and g is not None},
+        peak_bytes=allocator.peak_bytes,
+    )
 
-    def __init__(self, lowered: Lowered, case: Case) -> None:
-        self.lowered = lowered
-        self.case = case
 
-    def run(self, model: torch.nn.Module, given: torch.Tensor) -> dict[str, Any]:
-        """Run one step.
+def error_by_differences(
+    lowered: Lowered, case: Case, gradients: dict[str, torch.Tensor]
+) -> float:
+    """Return how far gradients are from the difference of two losses, relative.
 
-        Args:
-            model: provides parameters and buffers, which may be written.
-            given: its input.
+    For models that draw random numbers, which eager would draw otherwise. Parameters
+    are moved along the gradients, so that the loss should move by their square. Where
+    the backward drew other numbers than the forward, the error is in the order of 1.
+    """
+    square = sum(float(g.square().sum()) for g in gradients.values())
+    losses = []
+    for sign in (1, -1):
+        model = case.model()
+        for name, parameter in model.named_parameters():
+            parameter.data += sign * STEP / square * gradients[name]
+        losses.append(train(lowered, model, case.input()).loss)
+    return abs((losses[0] - losses[1]) / (2 * STEP) - 1)
 
-        Returns:
-            loss; gradients by parameter's name; peak_bytes; calls, the library's
-            operators in the forward and in the backward.
-        """
-        owned = {name: p.detach() for name, p in model.named_parameters()}
-        owned |= {**dict(model.named_buffers()), "": given}
-        arguments = [
-            a if isinstance(a, int) else owned[a] for a in self.lowered.arguments
-        ]
-        allocator = Allocator([a for a in arguments if not isinstance(a, int)])
-        forward = loaded(self.lowered.forward, allocator)
-        backward = loaded(self.lowered.backward, allocator)
-        names = [name for name, _ in self.lowered.backward.inputs]
-        num_saved = sum("tangents" not in name for name in names)
-        gc.collect()
-        gc.freeze()  # collecting is quick that way
-        with torch.no_grad(), allocator:
-            results = list(forward(list(arguments)))
-            split = len(allocator.calls)
-            outputs, saved = results[:-num_saved], results[-num_saved:]
-            del results
-            sizes = [s for s in saved if isinstance(s, int)]
-            # Sizes come last out of the forward and first into the backward.
-            crossing = [*sizes, *(s for s in saved if not isinstance(s, int))]
-            del saved
-            crossing.append(torch.ones_like(outputs[-1]))
-            gradients = backward(crossing)
-        found = zip(self.lowered.arguments, gradients, strict=True)
-        return {
-            "loss": float(outputs[-1]),
-            "gradients": {
-                n: g for n, g in found if isinstance(n, str) and n and g is not None
-            },
-            "peak_bytes": allocator.peak_bytes,
-            "calls": (allocator.calls[:split], allocator.calls[split:]),
-        }
+
+def eager_gradients(case: Case) -> dict[str, torch.Tensor]:
+    """Return the gradients of a case's parameters in eager mode."""
+    model = case.model()
+    model(case.input()).backward()
+    named = model.named_parameters()
+    return {name: p.grad for name, p in named if p.grad is not None}
+
+
+def described(lowered: Lowered, step: Step) -> dict[str, Any]:
+    """Return what is to be known of a case at a budget."""
+    graphs = (lowered.forward, lowered.backward)
+    planned_and_run = list(zip(lowered.planned, graphs, strict=True))
+    early = [
+        calls
+        for planned, graph in planned_and_run
+        for name, calls in earlier_than_planned(graph, planned).items()
+        if not name.startswith("copy_")  # a write of a buffer keeps nothing alive
+    ]
+    return {
+        "budget": lowered.budget,
+        "recomputations": lowered.recomputations,
+        "kernels": [len(graph.kernels) for graph in graphs],
+        "machine_code": {k: len(v) for k, v in lowered.machine_code.items()},
+        "draws_in_backward": len(
+            re.findall(r"tl\.rand|rand4x", lowered.backward.source)
+        ),
+        "budget_bytes": lowered.budget_bytes,
+        "predicted_bytes": lowered.predicted_bytes,
+        "scheduled_bytes": lowered.scheduled_bytes,
+        "counted_bytes": step.peak_bytes,
+        "calls_as_planned": all(
+            library_calls(planned) == launched_calls(graph)
+            for planned, graph in planned_and_run
+        ),
+        "values_found": len(early),
+        "most_calls_early": max(early),
+    }
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -277,28 +334,19 @@ def main() -> None:
     )
     prepare()
     library = install_attention()
-    model, given = case.model(), case.input()
-    loss = model(given)
-    loss.backward()
-    wanted = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    wanted = {} if case.draws else eager_gradients(case)
     for lowered in results:
-        step = Step(lowered, case).run(case.model(), given)
-        errors = {n: relative_error(step["gradients"][n], wanted[n]) for n in wanted}
-        print(
-            json.dumps(
-                {
-                    "budget": lowered.budget,
-                    "budget_bytes": lowered.budget_bytes,
-                    "predicted_bytes": lowered.predicted_bytes,
-                    "scheduled_bytes": lowered.scheduled_bytes,
-                    "counted_bytes": step["peak_bytes"],
-                    "loss_error": abs(step["loss"] - float(loss)) / abs(float(loss)),
-                    "gradient_error": max(errors.values()),
-                    "worst": max(errors, key=errors.__getitem__),
-                }
-            ),
-            flush=True,
-        )
+        step = train(lowered, case.model(), case.input())
+        line = described(lowered, step)
+        if case.draws:
+            line["error"] = error_by_differences(lowered, case, step.gradients)
+            if lowered is results[-1]:  # the check itself: these are wrong
+                wrong = train(lowered, case.model(), case.input(), seed=1).gradients
+                line["error_of_others"] = error_by_differences(lowered, case, wrong)
+        else:
+            gradients = step.gradients
+            line["error"] = max(relative_error(gradients[n], wanted[n]) for n in wanted)
+        print(json.dumps(line), flush=True)
     del library
 
 

@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 import gcpass
 from gcpass import custom_partitioner
 from tests.gpu.models import CASES, Case
-from tests.gpu.program import Kernel, Lowered
+from tests.gpu.program import Call, Kernel, Lowered
 
 BUDGETS: tuple[Any, ...] = (None, 0.5, "min")
 GENERATED_FOR = 90  # Hopper
@@ -96,7 +96,7 @@ def _step(case: Case, budget: Any, cuda: FakeCuda) -> list[str | int]:
     return seen[0]
 
 
-def _calls(module: fx.GraphModule) -> list[tuple[str, str]]:
+def _calls(module: fx.GraphModule) -> list[Call]:
     nodes = module.graph.nodes
     return [(n.name, str(n.target)) for n in nodes if n.op == "call_function"]
 

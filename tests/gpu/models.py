@@ -199,7 +199,7 @@ CASES = {
     "lm": Case(build=LanguageModel, inputs=lambda: torch.randint(0, WORDS, (4, 64))),
     "conv": Case(build=ConvNet, inputs=lambda: torch.randn(4, 3, 16, 16)),
     "dropout": Case(
-        build=lambda: Summed(Block(0.1), Block(0.1)), inputs=_sequences, draws=True
+        build=lambda: Summed(Block(0.5), Block(0.5)), inputs=_sequences, draws=True
     ),
     "dynamic": Case(
         build=lambda: Summed(Block(), Block()), inputs=_sequences, dynamic=True

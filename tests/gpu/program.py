@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+Call: TypeAlias = tuple[str, str]  # (name, operator) of a call in a graph
 
 
 @dataclass(slots=True)
@@ -28,16 +30,14 @@ class Graph:
 
     Attributes:
         is_backward: whether it is a backward.
-        inputs: (name, layout) of every input, a tensor's as (size, stride, dtype).
+        inputs: names of its inputs.
         source: the generated wrapper.
-        nodes: (name, operator) of every call as Inductor got them.
         kernels: of the wrapper, in the order in which they were generated.
     """
 
     is_backward: bool
-    inputs: list[tuple[str, Any]]
+    inputs: list[str]
     source: str = ""
-    nodes: list[tuple[str, str]] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
 
 
@@ -54,8 +54,7 @@ class Lowered:
         arguments: what each input of the forward is: a parameter's or buffer's name,
             "" for the model's input, an int for a size.
         forward, backward: as Inductor generated them.
-        planned: calls of the forward's and of the backward's graph in the plan's order,
-            as (name, operator).
+        planned: calls of the forward's and of the backward's graph, in their order.
         machine_code: bytes of the kernels' machine code by capability.
     """
 
@@ -67,5 +66,5 @@ class Lowered:
     arguments: list[str | int]
     forward: Graph
     backward: Graph
-    planned: tuple[list[tuple[str, str]], list[tuple[str, str]]]
+    planned: tuple[list[Call], list[Call]]
     machine_code: dict[int, list[int]] = field(default_factory=dict)
