@@ -3,8 +3,8 @@
 A row of gcpass breaks a promise if
 
 - the step's peak is over the budget: in bytes that were asked of the allocator at all,
-  in bytes that it gave by more than `ROUNDING` (it rounds blocks up, which no plan
-  knows);
+  in bytes that it gave by more than `ROUNDING` (it may leave the end of a large block
+  unused, which no plan knows);
 - its gradients are further from the reference than `TOLERANCE` times the yardstick, the
   larger error of inductor and of eager in the model's own dtypes: all gradients
   together, or the worst one of a single parameter;
@@ -26,7 +26,7 @@ from typing import Literal
 
 import torch
 
-ROUNDING = 0.01  # share of the budget; blocks can be up to 1 MiB larger than asked for
+ROUNDING = 0.01  # share of the budget; up to 1 MiB of each large block
 TOLERANCE = 2.0  # errors of one model in several ways of rounding are well within
 LEAST_ERROR = 1e-5  # below it, float32 sums in another order are all there is
 YARDSTICKS = ("inductor", "eager")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from gpu_models import Through, Workload
 from gpu_report import Row, described
-from quickstart import peak_bytes
 from torch import Tensor, nn
 from torch._functorch import config
 from torch.utils.checkpoint import checkpoint
@@ -207,9 +205,8 @@ def take_peak(row: Row, step: Step) -> None:
     def without_result() -> None:
         step()
 
-    gc.collect()
     before = requested_bytes("current")
-    row.peak_bytes = peak_bytes(without_result)
+    row.peak_bytes = gcpass.measure(without_result)
     row.requested_bytes = row.peak_bytes
     if torch.cuda.is_available():
         row.requested_bytes = requested_bytes("peak") - before

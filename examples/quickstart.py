@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
 
 import gcpass
 
@@ -109,7 +107,7 @@ def main() -> None:
         print(f"training: {way.name} ...", flush=True)
         train(way, batches)
         step = functools.partial(forward_and_backward, way, batches[0])
-        way.peak_bytes = peak_bytes(step)
+        way.peak_bytes = gcpass.measure(step)
     for _ in range(TIMED_ROUNDS):  # taking turns, so that all see the same machine
         for way in ways:
             way.seconds.append(step_seconds(way, batches[0]))
@@ -173,29 +171,6 @@ def step_seconds(way: Way, ids: Tensor) -> float:
     if ids.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - started
-
-
-def peak_bytes(step: Callable[[], None]) -> int:
-    """Return the most bytes that a step allocates beyond what is alive before it."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
-        step()
-    events = profiler.kineto_results.events()
-    changes = sorted(
-        (e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"
-    )
-    alive = peak = 0
-    for _, change in changes:
-        alive += change
-        peak = max(peak, alive)
-    return peak
 
 
 def print_table(ways: list[Way]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from quickstart import Transformer, peak_bytes, repeated_words
+from quickstart import Transformer, repeated_words
 from torch import Tensor, nn
 
 import gcpass
@@ -53,7 +53,7 @@ def main() -> None:
     codegen = parser.parse_args().codegen
     torch.manual_seed(0)
     model, ids = Transformer(), repeated_words("cpu", 0)
-    peak = peak_bytes(lambda: model(ids).backward())
+    peak = gcpass.measure(lambda: model(ids).backward())
     expected = [p.grad for p in model.parameters() if p.grad is not None]
     print(f"eager: {peak / 1e6:.1f} MB")
     print("| compiled | budget | measured | extra time | executions | gradients |")
@@ -79,7 +79,7 @@ def row(
     for _ in range(2):
         run(ids).backward()
         trained.zero_grad()
-    measured = peak_bytes(lambda: run(ids).backward())
+    measured = gcpass.measure(lambda: run(ids).backward())
     got = [p.grad for p in trained.parameters() if p.grad is not None]
     error = max(
         float((a - b).norm() / b.norm()) for a, b in zip(got, expected, strict=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedTorchError,
     )
     from gcpass.gradient_check import GradientReport, check
+    from gcpass.measured import measure
     from gcpass.regions import region
 
     __version__: str
@@ -48,6 +49,7 @@ __all__ = [
     "backend",
     "check",
     "enable",
+    "measure",
     "partitioner",
     "plans",
     "region",
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "GradientReport": "gcpass.gradient_check",
     "check": "gcpass.gradient_check",
     "enable": "gcpass.backend",
+    "measure": "gcpass.measured",
     "partitioner": "gcpass.backend",
     "plans": "gcpass.backend",
     "region": "gcpass.regions",

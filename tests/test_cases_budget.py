@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import gcpass
 from gcpass import partition
 from gcpass.solvers.check import check
 from gcpass.solvers.problem import Plan, Problem
 from gcpass.solvers.solve import Planner
-from tests.training import compiled, peak_bytes, plan, start_over
+from tests.training import compiled, plan, start_over
 
 
 class Residual(nn.Module):
@@ -128,7 +129,7 @@ def test_c08_measured_peaks_fall_with_the_budget() -> None:
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         function(x).backward()
-        peaks.append(peak_bytes(lambda f=function, x=x: f(x).backward()))
+        peaks.append(gcpass.measure(lambda f=function, x=x: f(x).backward()))
         if plan().budget_bytes is not None:
             assert peaks[-1] <= plan().budget_bytes
     assert peaks == sorted(peaks, reverse=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gcpass
 from tests.nets import ConvNet, LanguageModel, Mlp, SkipNet
-from tests.training import Budget, compiled, peak_bytes, plan, start_over
+from tests.training import Budget, compiled, plan, start_over
 
 BUDGETS: list[Budget] = [None, 0.8, 0.6, 0.4, "min"]
 # What an operator allocates inside itself is not planned: attention's logsumexp, the
@@ -48,7 +48,7 @@ def measured(model: nn.Module, x: Tensor, budget: Budget) -> int:
 
     for _ in range(2):
         step()
-    return peak_bytes(step)
+    return gcpass.measure(step)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -153,4 +153,4 @@ def test_room_for_a_loss_outside_of_the_region() -> None:
     step()
     made = plan()
     assert made.budget_bytes is not None
-    assert peak_bytes(step) <= made.budget_bytes * (1 + HIDDEN_SHARE)
+    assert gcpass.measure(step) <= made.budget_bytes * (1 + HIDDEN_SHARE)

@@ -134,3 +134,14 @@ def test_unbacked_sizes_use_the_documented_fallback():
     assert hint_int(unbacked) == UNBACKED_SIZE_HINT
     with FakeTensorMode(shape_env=env):
         assert storage_bytes(torch.empty(unbacked, 2)) == UNBACKED_SIZE_HINT * 8
+
+
+@pytest.mark.parametrize(
+    ("elements", "size_bytes"), [(0, 0), (1, 512), (128, 512), (129, 1024)]
+)
+def test_the_cuda_allocator_hands_out_blocks(elements: int, size_bytes: int) -> None:
+    with FakeTensorMode():
+        on_cuda = torch.empty(elements, device="cuda")
+        on_cpu = torch.empty(elements)
+    assert storage_bytes(on_cuda) == size_bytes
+    assert storage_bytes(on_cpu) == 4 * elements

@@ -17,7 +17,6 @@ from gcpass import compiler, step, store
 from tests.training import (
     compiled,
     gradients,
-    peak_bytes,
     relative,
     start_over,
     train,
@@ -83,7 +82,7 @@ def fastest_peak(make: Callable[..., Any], x: Tensor) -> int:
     model, run = make(None)
     train(model, run, (x,))
     model.zero_grad()
-    peak = peak_bytes(lambda: run(x).backward())
+    peak = gcpass.measure(lambda: run(x).backward())
     start_over()
     return peak
 
@@ -101,7 +100,7 @@ def test_one_budget_for_the_whole_step(
         assert relative(train(model, run, (x,)), want) < EXACT
         assert relative(gradients(model), gradients(eager)) < EXACT
     model.zero_grad()
-    assert peak_bytes(lambda: run(x).backward()) <= budget
+    assert gcpass.measure(lambda: run(x).backward()) <= budget
     final = {p.region: p for p in gcpass.plans()}.values()
     assert sum(p.executions for p in final) == (3 if make is broken else BLOCKS)
     assert all(p.step_peak_bytes <= budget for p in final)
@@ -112,11 +111,11 @@ def test_one_budget_for_the_whole_step(
 def test_the_step_that_counts_holds_little(make: Callable[..., Any], x: Tensor) -> None:
     peak = fastest_peak(make, x)
     model, run = make("min")
-    assert peak_bytes(lambda: run(x).backward()) < 0.5 * peak
+    assert gcpass.measure(lambda: run(x).backward()) < 0.5 * peak
     model.zero_grad()
     run(x).backward()
     model.zero_grad()
-    assert peak_bytes(lambda: run(x).backward()) < 0.35 * peak
+    assert gcpass.measure(lambda: run(x).backward()) < 0.35 * peak
 
 
 @pytest.mark.parametrize("make", [broken, by_block])
@@ -128,7 +127,7 @@ def test_a_fraction_is_one_of_the_whole_step(
     for _ in range(2):
         train(model, run, (x,))
     model.zero_grad()
-    assert 0.3 * peak < peak_bytes(lambda: run(x).backward()) <= 0.51 * peak
+    assert 0.3 * peak < gcpass.measure(lambda: run(x).backward()) <= 0.51 * peak
 
 
 def test_a_budget_that_binds_nothing_compiles_once(
@@ -160,7 +159,7 @@ def test_calls_may_be_stated(x: Tensor) -> None:
     assert made.executions == BLOCKS
     loss.backward()
     model.zero_grad()
-    assert peak_bytes(lambda: run(x).backward()) <= budget
+    assert gcpass.measure(lambda: run(x).backward()) <= budget
     assert gcpass.plans() == (made,)
 
 
@@ -177,7 +176,7 @@ def test_an_error_comes_before_any_update(
     for _ in range(2):
         train(model, run, (x,))
     model.zero_grad()
-    assert peak_bytes(lambda: run(x).backward()) <= caught.value.floor_bytes
+    assert gcpass.measure(lambda: run(x).backward()) <= caught.value.floor_bytes
 
 
 def test_a_fraction_below_the_floor_of_a_lone_region(x: Tensor) -> None:
@@ -206,7 +205,7 @@ def test_a_region_that_is_alone_after_all(x: Tensor) -> None:
     (made,) = gcpass.plans()
     assert (made.executions, made.others_bytes) == (1, 0)
     model.zero_grad()
-    assert peak_bytes(lambda: run(x).backward()) <= budget
+    assert gcpass.measure(lambda: run(x).backward()) <= budget
     start_over()
     loss = compiled(Trailing(), "50kB")(x)
     with pytest.raises(gcpass.InfeasibleBudgetError):
@@ -245,7 +244,7 @@ def test_a_step_that_grows_is_counted_again(x: Tensor) -> None:
     for times in (6, 3, 1):
         model.zero_grad()
         x.grad = torch.zeros_like(x)
-        assert peak_bytes(lambda: model(x, times).backward()) <= budget  # noqa: B023
+        assert gcpass.measure(lambda: model(x, times).backward()) <= budget  # noqa: B023
 
 
 def test_a_region_without_a_budget_counts_against_others(x: Tensor) -> None:
@@ -262,7 +261,7 @@ def test_a_region_without_a_budget_counts_against_others(x: Tensor) -> None:
     assert made.budget_bytes == 900_000 - other.held_bytes
     for model in (first, last):
         model.zero_grad()
-    assert peak_bytes(lambda: limited(free(x)).backward()) <= 900_000
+    assert gcpass.measure(lambda: limited(free(x)).backward()) <= 900_000
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -304,7 +303,7 @@ def test_two_forwards_before_a_backward(x: Tensor) -> None:
         assert relative(gradients(model), gradients(eager)) < EXACT
     assert {p.executions for p in gcpass.plans()} == {2}
     model.zero_grad()
-    assert peak_bytes(lambda: (run(x) + run(2 * x)).backward()) <= budget
+    assert gcpass.measure(lambda: (run(x) + run(2 * x)).backward()) <= budget
 
 
 def test_a_forward_alone_is_a_step(x: Tensor) -> None:

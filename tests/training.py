@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -125,26 +124,6 @@ def gradients(model: nn.Module) -> Tensor:
     """Return all gradients in one double vector."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     return torch.cat([_flat(g) for g in found])
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """Return the most bytes that torch's CPU allocator holds beyond the start.
-
-    Nothing that was alive at the start may be freed in between, such as `.grad`.
-    """
-    gc.collect()
-    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
-        run()
-        gc.collect()
-    events = profiler.kineto_results.events()
-    changes = sorted(
-        (e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"
-    )
-    alive = peak = 0
-    for _, change in changes:
-        alive += change
-        peak = max(peak, alive)
-    return peak
 
 
 def held_bytes(run: Callable[[], Tensor]) -> int:
