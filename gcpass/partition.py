@@ -35,6 +35,7 @@ from gcpass.torch_private import (
     default_partition,
     is_tangent,
     static_inputs,
+    trace_json,
 )
 
 log = logging.getLogger("gcpass")
@@ -155,9 +156,10 @@ def _record(search: Search, chosen: Candidate, total_s: float) -> None:
 
 
 def show(region: RegionPlan, options: Options) -> None:
-    """Make a plan known: registry, one log line, and the dump if it is asked for."""
+    """Make a plan known: registry, log line, compile trace, the dump if asked for."""
     store.record(region)
     log.info("%s", region.summary())
+    trace_json("gcpass_plan", region.to_json)
     if options.dump is not None:
         store.dump(region, options.dump)
 

@@ -35,6 +35,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
+from torch._logging import _internal as torch_logging
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import symbolic_shapes
@@ -103,6 +104,7 @@ __all__ = [
     "saves_through_hooks",
     "static_inputs",
     "surfaced",
+    "trace_json",
     "tracing",
     "tree_leaves",
     "tree_map",
@@ -340,6 +342,14 @@ def _as_dynamo_error(error: Exception) -> Exception:
     result.__dict__.update(error.__dict__)
     result.first_useful_frame = None  # type: ignore[attr-defined]
     return result
+
+
+def trace_json(name: str, payload: Callable[[], str]) -> None:
+    """Put a JSON text into the compile trace, if torch writes one (TORCH_TRACE)."""
+    about = {"name": name, "encoding": "json"}
+    torch_logging.trace_structured(
+        "artifact", metadata_fn=lambda: about, payload_fn=payload
+    )
 
 
 @contextmanager

@@ -270,6 +270,23 @@ def test_one_line_is_logged(inputs: Tensor, caplog: pytest.LogCaptureFixture) ->
     assert line.startswith("region 0/0: requested min, scheduled peak")
 
 
+def test_the_compile_trace_has_the_plan(
+    inputs: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    trace = logging.getLogger("torch.__trace")
+    monkeypatch.setattr(trace, "handlers", [handler])  # as TORCH_TRACE does
+    compiled(Mlp(), "min")(inputs).backward()
+    texts = [
+        record.__dict__["payload"]
+        for record in records
+        if record.__dict__["metadata"].get("artifact", {}).get("name") == "gcpass_plan"
+    ]
+    assert tuple(map(RegionPlan.from_json, texts)) == gcpass.plans()
+
+
 # --- with Inductor --------------------------------------------------------------------
 
 
