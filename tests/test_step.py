@@ -116,6 +116,7 @@ def test_the_step_that_counts_holds_little(make: Callable[..., Any], x: Tensor) 
     run(x).backward()
     model.zero_grad()
     assert gcpass.measure(lambda: run(x).backward()) < 0.35 * peak
+    assert all(p.budget_bytes is None for p in gcpass.plans())  # shares are no limits
 
 
 @pytest.mark.parametrize("make", [broken, by_block])

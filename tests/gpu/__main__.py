@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.models import CASES
 from tests.gpu.run import results_of
-
-CASES = ("block", "llama", "lm", "conv", "dropout", "dynamic")
 
 
 def main() -> None:
