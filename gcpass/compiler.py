@@ -22,9 +22,9 @@ from gcpass.decisions import RegionPlan
 from gcpass.eager import run_operations
 from gcpass.errors import GcpassError
 from gcpass.fit import FREE_AT_ONCE
-from gcpass.fusion import compile_in_plan_order
 from gcpass.options import Options
 from gcpass.partition import show
+from gcpass.plan_order import compile_in_plan_order
 from gcpass.region_check import CheckedOnce, captured_copy
 from gcpass.regions import scopes_fingerprint
 from gcpass.request import Request, current_request

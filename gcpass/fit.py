@@ -12,8 +12,8 @@ from torch import fx
 from gcpass.budget import Budget, Bytes, Fraction, Minimum
 from gcpass.capture import Capture
 from gcpass.errors import InfeasibleBudgetError, SolverError
-from gcpass.fusion import compile_in_plan_order
 from gcpass.options import Options
+from gcpass.plan_order import compile_in_plan_order
 from gcpass.replay import Scheduled, UnreadableProgramError
 from gcpass.request import current_request
 from gcpass.rewrite import Split, rewrite
@@ -164,7 +164,7 @@ class Search:
                 break
             tried.add(solution.plan.sequence)
             try:
-                candidate = self._candidate(solution, verify=True)
+                candidate = self._candidate(solution, verify=True, limit=target)
             except SolverError as error:  # a fault of the solver: not this plan, then
                 if self.options.strict:
                     raise
@@ -223,7 +223,12 @@ class Search:
         )
 
     def _candidate(
-        self, solution: Solution, *, verify: bool, budgeted: bool = True
+        self,
+        solution: Solution,
+        *,
+        verify: bool,
+        budgeted: bool = True,
+        limit: int | None = None,
     ) -> Candidate:
         """Return a checked and rewritten plan, with its program's peak if asked for.
 
@@ -231,24 +236,29 @@ class Search:
             solution: has a plan.
             verify: read the program (unless the user switched that off).
             budgeted: as compiled under a budget, otherwise as without one.
+            limit: bytes that fusion may make use of, None for the plan's own peak.
         """
         assert solution.plan is not None
         split = self._split(
             solution.plan,
             keep_apart=budgeted and self.options.codegen == "inductor",
+            limit=limit,
         )
         scheduled, note = None, "not verified"
         if verify and self.options.verify:
             scheduled, note = self._schedule(split, budgeted=budgeted)
         return Candidate(solution=solution, split=split, scheduled=scheduled, note=note)
 
-    def _split(self, plan: Plan, *, keep_apart: bool) -> Split:
+    def _split(
+        self, plan: Plan, *, keep_apart: bool, limit: int | None = None
+    ) -> Split:
         check(self.captured.problem, plan, None)
         return rewrite(
             self.joint_module,
             self.captured,
             plan,
             keep_apart=keep_apart,
+            limit_bytes=limit,
             static_lifetime_input_nodes=self.static,
         )
 

@@ -10,7 +10,7 @@ AOTAutograd; it keeps the order, so no pass may reorder the graphs afterwards.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ import torch
 from torch import fx
 
 from gcpass.capture import Capture, output_nodes
+from gcpass.kernel_memory import WORKSPACE
+from gcpass.plan_order import HELD, MATERIALIZED, SPARE_BYTES
+from gcpass.solvers.liveness import simulate
 from gcpass.solvers.problem import OpId, Plan
 from gcpass.torch_private import (
     extract_forward_and_backward,
@@ -47,6 +50,7 @@ def rewrite(
     plan: Plan,
     *,
     keep_apart: bool,
+    limit_bytes: int | None,
     static_lifetime_input_nodes: Any,
 ) -> Split:
     """Return the forward and backward modules of a plan that `check` accepted.
@@ -57,9 +61,15 @@ def rewrite(
         plan: the plan.
         keep_apart: keep Inductor from merging a product into a sum that comes much
             later, which would keep the product's operands alive until then.
+        limit_bytes: what fusion may raise the peak to where the plan's is lower; None
+            for no more than the plan's.
         static_lifetime_input_nodes: inputs that live as long as the module.
     """
-    emitter = _Emitter(capture=capture, keep_apart=keep_apart)
+    profile = simulate(capture.problem, plan.sequence, plan.boundary)
+    materialized = frozenset(i.start for i in profile.instances if not i.virtual)
+    emitter = _Emitter(
+        capture=capture, keep_apart=keep_apart, materialized=materialized
+    )
     emitter.emit(plan)
     module = fx.GraphModule(joint_module, emitter.graph)
     saved, syms, opaque = emitter.crossing()
@@ -79,6 +89,14 @@ def rewrite(
     late = {node.name for node in emitter.graph.nodes} - early
     _drop_dead(forward, late)
     _drop_dead(backward, early)
+    memory, boundary = profile.memory_bytes, plan.boundary
+    for side, used in ((forward, memory[:boundary]), (backward, memory[boundary:])):
+        (output,) = side.graph.find_nodes(op="output")
+        peak = max(used, default=0)
+        output.meta[SPARE_BYTES] = max(0, (limit_bytes or 0) - peak)
+    returned = {node.name for node in emitter.returned}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        node.meta[HELD] = node.name in returned
     return Split(forward=forward, backward=backward, saved_names=names)
 
 
@@ -110,6 +128,7 @@ class _Emitter:
 
     capture: Capture
     keep_apart: bool
+    materialized: frozenset[int]  # executions that write something into memory
     graph: fx.Graph = field(default_factory=fx.Graph)
     kernels: int = 0  # operations emitted so far that are no part of another's kernel
     emitted_at: dict[fx.Node, int] = field(default_factory=dict)  # copy -> kernels
@@ -118,6 +137,7 @@ class _Emitter:
     views: dict[tuple[fx.Node, fx.Node], fx.Node] = field(default_factory=dict)
     in_backward: bool = False
     forward_nodes: set[fx.Node] = field(default_factory=set)
+    returned: set[fx.Node] = field(default_factory=set)  # share an output's storage
 
     def emit(self, plan: Plan) -> None:
         """Emit the whole joint graph."""
@@ -128,22 +148,30 @@ class _Emitter:
                 self.fixed[node] = copy
                 if node in self.capture.root:
                     self.current[self.capture.root[node]] = copy
-        for op_id in plan.sequence[: plan.boundary]:
-            self._execute(op_id)
+        for t, op_id in enumerate(plan.sequence[: plan.boundary]):
+            self._execute(op_id, t)
         self._emit_reachable_sizes()
         outputs = output_nodes(source)
         split = self.capture.num_fwd_outputs
         forward_outputs = [self._output(x) for x in outputs[:split]]
         self.forward_nodes = set(self.graph.nodes)
+        self.returned = self._sharing(outputs[:split])
         self.views.clear()
         self.in_backward = True
-        for op_id in plan.sequence[plan.boundary :]:
-            self._execute(op_id)
+        for t, op_id in enumerate(plan.sequence[plan.boundary :], plan.boundary):
+            self._execute(op_id, t)
         gradients = [self._output(x) for x in outputs[split:]]
         (old_output,) = source.find_nodes(op="output")
         output = self.graph.output((*forward_outputs, *gradients))
         output.meta = dict(old_output.meta)
         self.graph.lint()
+
+    def _sharing(self, outputs: Sequence[Any]) -> set[fx.Node]:
+        """Return the copies that have the storage of an output."""
+        root = self.capture.root
+        owners = {self.current[root[x]] for x in outputs if x in root}
+        views = {copy for (_, owner), copy in self.views.items() if owner in owners}
+        return owners | views
 
     def crossing(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
         """Return (tensors, sizes, opaque objects) of the forward that cross over."""
@@ -172,13 +200,15 @@ class _Emitter:
         outputs = output_nodes(self.graph)[self.capture.num_fwd_outputs :]
         yield from (x for x in outputs if isinstance(x, fx.Node))
 
-    def _execute(self, op_id: OpId) -> None:
-        """Emit one execution: the operation and the items of its tuple."""
+    def _execute(self, op_id: OpId, t: int) -> None:
+        """Emit execution t of the plan: the operation and the items of its tuple."""
         node = self.capture.op_nodes[op_id]
         if not self.capture.problem.operations[op_id].fusible:
             self.kernels += 1
         copy = self._late_sum(node) or self._copy(node)
         self.emitted_at[copy] = self.kernels
+        copy.meta[MATERIALIZED] = t in self.materialized
+        copy.meta[WORKSPACE] = self.capture.problem.operations[op_id].workspace_bytes
         self.fixed[node] = copy
         for item in _items_of(node):  # lists and numbers, of the execution before
             self.fixed.pop(item, None)

@@ -25,15 +25,23 @@ from torch._guards import CompileContext, TracingContext, compile_context, traci
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import (
+    Layout,
+    MultiOutput,
+    NonOwningLayout,
+    StorageBox,
+    TensorBox,
+)
 from torch._inductor.lowering import add_layout_constraint, require_contiguous
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.scheduler import SchedulerNode
-from torch._inductor.utils import BoxedBool
+from torch._inductor.utils import BoxedBool, is_nonfreeable_buffers
 from torch._inductor.virtualized import V
 from torch._logging import _internal as torch_logging
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -54,17 +62,23 @@ __all__ = [
     "BoxedDeviceIndex",
     "CheckpointPolicy",
     "CompileContext",
+    "CppScheduling",
     "CustomPartitionerFn",
     "FakeTensor",
     "FakeTensorMode",
     "GraphLowering",
     "HigherOrderOperator",
     "InductorChoices",
+    "Layout",
+    "MultiOutput",
+    "NonOwningLayout",
     "OpOverload",
     "OpOverloadPacket",
     "OrderedSet",
     "SchedulerNode",
     "StarDep",
+    "StorageBox",
+    "TensorBox",
     "TorchDispatchMode",
     "TracingContext",
     "V",
@@ -91,6 +105,7 @@ __all__ = [
     "inputs_written_afterwards",
     "is_backward_effect",
     "is_forward_effect",
+    "is_nonfreeable_buffers",
     "is_opaque_node",
     "is_sym_node",
     "is_tangent",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gcpass.fusion import MOST_CALLS_SPANNED
+from gcpass.plan_order import MOST_CALLS_SPANNED
 from tests.gpu.run import results_of
 
 # What stands in for CUDA is private to a release, see tests/gpu/fake_cuda.py.
