@@ -99,11 +99,14 @@ class KernelMemory:
         return self._ends
 
     def _function_ends(self, nodes: Sequence[Any]) -> set[str]:
+        if not len(self.sizes):
+            return set()
+        order = self.place.copy()
         for place, node in enumerate(nodes):
-            self.place[[n for n in self._members(node) if n >= 0]] = place
-        profile = self._profile(self.place, self.kernel)
+            order[self._members(node)] = place
+        profile = self._profile(order, self.kernel)
         new = np.bincount(
-            self._born(self.place),
+            self._born(order),
             np.where(self.writer < 0, 0, self._sizes(self.kernel)),
             len(profile),
         )
@@ -228,7 +231,7 @@ def _sources(scheduler: Any, node: Any, numbers: Mapping[str, int]) -> list[int]
 
 def _workspace(node: Any) -> int:
     """Return the bytes that a library call needs for itself."""
-    if not node.is_extern():
+    if not node.is_extern() or isinstance(node.node, MultiOutput):
         return 0
     origins = getattr(node.node, "origins", ())
     return max((origin.meta.get(WORKSPACE, 0) for origin in origins), default=0)

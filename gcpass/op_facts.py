@@ -85,6 +85,8 @@ _REDUCTION = _names(
     "sum prod amax amin var xor_sum prepare_softmax_online "
     "_low_memory_max_pool_with_offsets",
 )
+# Scans are kernels where Triton generates them, library calls on the CPU.
+_SCANS = _names("aten", "cummax cummin cumprod cumsum logcumsumexp")
 _NO_CODE = _names(
     "aten",
     "_assert_async _assert_scalar _assert_tensor_metadata sym_constrain_range "
@@ -255,6 +257,8 @@ def _truncates(args: Any, out: Any) -> bool:
 
 def _overload_kind(node: fx.Node, target: OpOverload) -> Kind:
     kind = _real_kind(target)
+    if op_names(target)[-1] in _SCANS and _is_on_cpu(node):
+        return Kind.EXTERN
     if kind not in (Kind.POINTWISE, Kind.REDUCTION) or not _is_complex(node):
         return kind
     # Inductor generates no code for complex numbers; eager kernels run instead.
@@ -283,6 +287,10 @@ def _is_view(target: OpOverload) -> bool:
     return bool(returns) and all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns
     )
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    return all(t.device.type == "cpu" for t in tensors_in(node.meta.get("val")))
 
 
 def _is_complex(node: fx.Node) -> bool:

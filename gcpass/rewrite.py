@@ -21,7 +21,7 @@ from gcpass.capture import Capture, output_nodes
 from gcpass.kernel_memory import WORKSPACE
 from gcpass.plan_order import HELD, MATERIALIZED, SPARE_BYTES
 from gcpass.solvers.liveness import simulate
-from gcpass.solvers.problem import OpId, Plan
+from gcpass.solvers.problem import OpId, Origin, Plan
 from gcpass.torch_private import (
     extract_forward_and_backward,
     is_opaque_node,
@@ -66,7 +66,12 @@ def rewrite(
         static_lifetime_input_nodes: inputs that live as long as the module.
     """
     profile = simulate(capture.problem, plan.sequence, plan.boundary)
-    materialized = frozenset(i.start for i in profile.instances if not i.virtual)
+    values = capture.problem.values
+    materialized = frozenset(
+        instance.start
+        for instance in profile.instances
+        if values[instance.value].origin is Origin.COMPUTED and not instance.virtual
+    )
     emitter = _Emitter(
         capture=capture, keep_apart=keep_apart, materialized=materialized
     )

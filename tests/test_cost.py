@@ -325,7 +325,7 @@ COMPLEX = X.cfloat()
         (lambda x: x.mean(0), (X,), Kind.REDUCTION),
         (lambda x: torch.var_mean(x), (X,), Kind.REDUCTION),
         (lambda x: x.argmax(), (X,), Kind.REDUCTION),
-        (lambda x: x.cumsum(0), (X,), Kind.REDUCTION),
+        (lambda x: x.cumsum(0), (X,), Kind.EXTERN),  # a kernel on a GPU only
         (lambda x: aten._softmax(x, 1, False), (X,), Kind.REDUCTION),
         (lambda x: prims.sum(x, [0]), (X,), Kind.REDUCTION),
         (lambda x: aten.mm(x, x.t()), (X,), Kind.VIEW),  # the first call is the t()

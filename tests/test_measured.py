@@ -53,7 +53,7 @@ def test_an_active_profiler_is_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises((RuntimeError, AssertionError), match="CUDA|NVIDIA"):
+    with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
         gcpass.measure(lambda: None, device="cuda")
 
 
