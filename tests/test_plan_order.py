@@ -216,6 +216,33 @@ def test_values_of_several_kernels_are_computed_in_each_where_planned() -> None:
     assert stored in _source(module, compile_fx_inner)
 
 
+def test_functions_end_where_the_memory_is_needed() -> None:
+    graph = fx.Graph()
+    a = graph.placeholder("a")
+    number = a
+    sums = []
+    for _ in range(4):
+        large = graph.call_function(torch.ops.aten.mul.Tensor, (a, number))
+        turned = graph.call_function(torch.ops.aten.permute.default, (large, [1, 0]))
+        both = graph.call_function(torch.ops.aten.add.Tensor, (large, turned))
+        number = graph.call_function(torch.ops.aten.sum.default, (both,))
+        large.meta[MATERIALIZED] = True
+        sums.append(number)
+    output = graph.output((number,))
+    with torch._subclasses.FakeTensorMode():
+        for node in graph.nodes:
+            if node is not output:
+                shape = () if node in sums else (ROWS, ROWS)
+                node.meta["val"] = torch.empty(shape)
+    module = fx.GraphModule(nn.Module(), graph)
+    functions = {}
+    for spare in (0, 1 << 30):
+        output.meta[SPARE_BYTES] = spare
+        source = _source(module, compile_in_plan_order)
+        functions[spare] = source.count(" cpp_fused")
+    assert functions == {0: 4, 1 << 30: 1}
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [("sub_tensor", MATERIALIZED, True), ("b", HELD, True), ("output", SPARE_BYTES, 1)],
