@@ -36,6 +36,8 @@ def _check_plan(result: dict[str, Any]) -> None:
     assert result["values_found"] > kernels
     assert result["most_calls_early"] <= MOST_CALLS_SPANNED
     assert result["scheduled_bytes"] == result["counted_bytes"]
+    # Less than predicted where kernels write in place.
+    assert 0.94 <= result["counted_bytes"] / result["predicted_bytes"] <= 1.01
     if result["budget_bytes"] is not None:
         assert result["counted_bytes"] <= result["budget_bytes"]
 
@@ -49,8 +51,7 @@ def test_generated_programs_compute_eagers_gradients(case: str, tmp_path: Path) 
         assert result["error"] <= ALLOWED[case]
     free, half, least = (r["counted_bytes"] for r in results)
     assert half <= 0.55 * free
-    # The least predicted peak, whose program may need a little more than another's.
-    assert least <= 1.01 * half
+    assert least <= half
 
 
 def test_masks_of_the_backward_are_those_of_the_forward(tmp_path: Path) -> None:
