@@ -19,8 +19,9 @@ from gcpass.torch_private import (
     Layout,
     MultiOutput,
     NonOwningLayout,
+    NopKernelSchedulerNode,
     V,
-    is_nonfreeable_buffers,
+    WeakDep,
 )
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
@@ -62,31 +63,41 @@ class KernelMemory:
         self.profile = self._profile(self.place, self.kernel)
         peak = int(self.profile.max(initial=0))
         self.most_bytes = peak + max(spare_bytes, int(peak * TOLERANCE))
+        self._births = self._born(self.place)
+        self._fusions = 0
+        self._refused: dict[tuple[int, ...], int] = {}  # kernel -> fusions until then
         self._ends: set[str] | None = None
 
     def allows(self, node1: Any, node2: Any) -> bool:
         """Return whether the memory suffices for one kernel of two."""
-        if not len(self.sizes):
-            return True
         members = self._members(node1, node2)
+        if not members or not len(self.sizes):
+            return True
+        if self._refused.get(tuple(members)) == self._fusions:
+            return False
         first, last = self.place[members].min(), self.place[members].max()
         span = slice(first, last + 1)
-        born = self.place[self.writer]
-        within = (born > first) & (born <= last) & (self.writer >= 0)
+        inside = (self.place > first) & (self.place <= last)
+        within = (self._births > first) & (self._births <= last)
         most = int(self.profile[span].max()) + int(self.sizes[within].sum())
-        if most <= self.most_bytes:
+        if most + int(self.workspace[inside].max(initial=0)) <= self.most_bytes:
             return True
         # Elsewhere nothing is alive for longer.
         after = self._profile(*self._fused(members))[span]
-        return int(after.max()) <= self.most_bytes
+        allowed = int(after.max()) <= self.most_bytes
+        if not allowed:
+            self._refused[tuple(members)] = self._fusions
+        return allowed
 
     def fuse(self, node1: Any, node2: Any) -> None:
         """Take note that two nodes are one kernel now."""
-        if len(self.sizes):
-            members = self._members(node1, node2)
+        members = self._members(node1, node2)
+        if members and len(self.sizes):
             self.place, self.kernel = self._fused(members)
             self.parts.update(dict.fromkeys(members, members))
             self.profile = self._profile(self.place, self.kernel)
+            self._births = self._born(self.place)
+            self._fusions += 1
 
     def last_of_functions(self, scheduler: Any) -> set[str]:
         """Return the kernels after which a C++ function has to end.
@@ -110,20 +121,25 @@ class KernelMemory:
             np.where(self.writer < 0, 0, self._sizes(self.kernel)),
             len(profile),
         )
-        ends, together = set(), 0
+        ends: set[str] = set()
+        together, last = 0, None  # bytes, and the last kernel, of the function so far
         for place, node in enumerate(nodes):
             if node.is_extern():
-                together = 0
+                together, last = 0, None
                 continue
-            if together and together + new[place] > self.most_bytes:
-                ends.add(nodes[place - 1].get_name())
-                together = 0
+            if last is not None and together + new[place] > self.most_bytes:
+                ends.add(last)
+                together, last = 0, None
             together = max(together + int(new[place]), int(profile[place]))
+            if not isinstance(node, NopKernelSchedulerNode):
+                last = node.get_name()
         return ends
 
     def _members(self, *nodes: Any) -> list[int]:
+        """Return the nodes of the kernels that these are, or are parts of."""
         names = [part.get_name() for node in nodes for part in node.get_nodes()]
-        return sorted({self.numbers[name] for name in names if name in self.numbers})
+        found = [self.numbers[name] for name in names if name in self.numbers]
+        return sorted({p for n in found for p in self.parts[int(self.kernel[n])]})
 
     def _fused(self, members: Sequence[int]) -> tuple[_Ints, _Ints]:
         """Return places and kernels with the members in one kernel."""
@@ -195,9 +211,11 @@ def _storages(
     sizes: dict[str, int] = {}
     for number, node in enumerate(scheduler.nodes):
         for dep in node.read_writes.reads:
+            if isinstance(dep, WeakDep) and dep.is_fake:  # an order, no reading
+                continue
             name = _storage_of(scheduler, dep.name)
             readers.setdefault(name, set()).add(number)
-            if name in V.graph.graph_inputs and _is_freed(dep):
+            if name in V.graph.graph_inputs and _is_freed(name):
                 writers[name] = -1
                 sizes[name] = _bytes_of(V.graph.graph_inputs[name])
                 stored.add(name)
@@ -237,9 +255,10 @@ def _workspace(node: Any) -> int:
     return max((origin.meta.get(WORKSPACE, 0) for origin in origins), default=0)
 
 
-def _is_freed(dep: Any) -> bool:
+def _is_freed(name: str) -> bool:
     """Return whether an input of the graph is freed after its last reader."""
-    return "tangents" in dep.name or not is_nonfreeable_buffers(dep)
+    others = name.startswith(("primals_", "fwd_rng_state", "bwd_rng_state"))
+    return not (others or V.graph.name)  # those of a subgraph are its caller's
 
 
 def _allocator(buffer: Any, numbers: Mapping[str, int], number: int) -> int:

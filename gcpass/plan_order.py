@@ -10,7 +10,7 @@ Left alone, Inductor undoes what a plan saves:
 - A fused kernel runs at the place of its earliest member, after all that the others
   need, and what they read and write is alive at once. Inductor's own limit is a
   distance of 64 nodes. Here a kernel spans few library calls, and fusing must not lift
-  the memory above the plan's peak by more than the budget leaves.
+  the memory above the peak of the unfused program by more than the budget leaves.
 - C++ kernels between two library calls become one function, and nothing is freed inside
   of it. It ends early where that would lift the memory.
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from torch import fx
 
-from gcpass.kernel_memory import KernelMemory
+from gcpass.kernel_memory import WORKSPACE, KernelMemory
 from gcpass.torch_private import (
     CppScheduling,
     GraphLowering,
@@ -63,6 +63,7 @@ class PlanOrder(InductorChoices):
         self.spare_bytes: int = output.meta.get(SPARE_BYTES, 0)
         self.held = {str(n.target) for n in placeholders if n.meta.get(HELD)}
         self.kept = [n.name for n in graph.nodes if n.meta.get(MATERIALIZED)]
+        self.workspaces = [n.meta.get(WORKSPACE, 0) for n in graph.nodes]
 
     def can_fuse(  # type: ignore[override]
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
@@ -86,17 +87,20 @@ class PlanOrder(InductorChoices):
             scheduler.fuse_two_nodes = _noting(scheduler.fuse_two_nodes, memory)
         return memory
 
-    def uuid(self) -> str:
-        """Return what tells these choices from others in a cache key."""
-        marks = f"{self.spare_bytes} {sorted(self.held)} {self.kept}"
-        return f"gcpass-plan-order-{hashlib.sha256(marks.encode()).hexdigest()}"
+    def fingerprint(self) -> str:
+        """Return a digest of the marks."""
+        marks = f"{self.spare_bytes} {sorted(self.held)} {self.kept} {self.workspaces}"
+        return hashlib.sha256(marks.encode()).hexdigest()
 
 
 def compile_in_plan_order(gm: fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
     """Compile a graph like Inductor's ``compile_fx_inner``, with `PlanOrder`."""
     _install()
+    order = PlanOrder(gm.graph)
+    # Keys of compile caches know a graph's code and its own meta, not that of nodes.
+    gm.meta["gcpass_plan_order"] = order.fingerprint()
     ordered = inductor_config.patch(reorder_for_peak_memory=False)
-    with ordered, V.set_choices_handler(PlanOrder(gm.graph)):
+    with ordered, V.set_choices_handler(order):
         return compile_fx_inner(gm, *arguments, **keywords)
 
 
@@ -111,8 +115,9 @@ def _library_calls(scheduler: Any) -> list[int]:
 
 def _noting(fuse: Callable[..., Any], memory: KernelMemory) -> Callable[..., Any]:
     def fuse_two_nodes(node1: Any, node2: Any, *arguments: Any) -> Any:
+        fused = fuse(node1, node2, *arguments)  # which may ask once more
         memory.fuse(node1, node2)
-        return fuse(node1, node2, *arguments)
+        return fused
 
     return fuse_two_nodes
 
@@ -153,7 +158,8 @@ def _has_exceeded_max_reads(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _should_realize_on_reuse(original: Callable[..., Any]) -> Callable[..., Any]:
     def should_realize_on_reuse(self: Any, users: int, **named: Any) -> bool:
-        if _is_virtual(self):
+        # Broadcasting asks too, for its number of copies: there Inductor may store.
+        if _is_virtual(self) and users == len(V.graph.current_node.users):
             return users > 1 and bool(self.has_large_inner_fn())
         return bool(original(self, users, **named))
 
@@ -161,15 +167,16 @@ def _should_realize_on_reuse(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _is_virtual(box: Any) -> bool:
-    """Return whether the plan leaves the value being lowered to its readers.
+    """Return whether the plan leaves a value to the kernels of its readers.
 
-    What an operation broadcasts is asked about as well while it is lowered; only its
-    own result has it among the origins.
+    The node that made it is noted once that is lowered; views of it, which are lowered
+    later, ask again.
     """
-    node = V.graph.current_node
+    if not isinstance(V.choices, PlanOrder):
+        return False
+    node = box.data.get_origin_node() or V.graph.current_node
     return (
-        isinstance(V.choices, PlanOrder)
-        and node is not None
+        isinstance(node, fx.Node)
         and node.meta.get(MATERIALIZED) is False
         and node in box.data.origins
     )

@@ -40,8 +40,8 @@ from torch._inductor.ir import (
 )
 from torch._inductor.lowering import add_layout_constraint, require_contiguous
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.scheduler import SchedulerNode
-from torch._inductor.utils import BoxedBool, is_nonfreeable_buffers
+from torch._inductor.scheduler import NopKernelSchedulerNode, SchedulerNode
+from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch._logging import _internal as torch_logging
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -72,6 +72,7 @@ __all__ = [
     "Layout",
     "MultiOutput",
     "NonOwningLayout",
+    "NopKernelSchedulerNode",
     "OpOverload",
     "OpOverloadPacket",
     "OrderedSet",
@@ -105,7 +106,6 @@ __all__ = [
     "inputs_written_afterwards",
     "is_backward_effect",
     "is_forward_effect",
-    "is_nonfreeable_buffers",
     "is_opaque_node",
     "is_sym_node",
     "is_tangent",

@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._inductor.codecache import compiled_fx_graph_hash
 
-from gcpass import custom_partitioner
+from gcpass import custom_partitioner, plan_order
 from gcpass.decisions import RegionPlan
 from gcpass.lowering import read_program
 from gcpass.plan_order import (
     HELD,
     MATERIALIZED,
     SPARE_BYTES,
-    PlanOrder,
     compile_in_plan_order,
 )
 from gcpass.torch_private import compile_fx_inner
@@ -244,12 +244,22 @@ def test_functions_end_where_the_memory_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value"),
+    ("name", "key_name", "value"),
     [("sub_tensor", MATERIALIZED, True), ("b", HELD, True), ("output", SPARE_BYTES, 1)],
 )
-def test_marks_are_part_of_the_cache_key(name: str, key: str, value: object) -> None:
-    module = _early_product()
-    before = PlanOrder(module.graph).uuid()
-    assert PlanOrder(_early_product().graph).uuid() == before
-    _mark(module, name, key, value)
-    assert PlanOrder(module.graph).uuid() != before
+def test_marks_are_part_of_the_cache_key(
+    name: str, key_name: str, value: object
+) -> None:
+    def key_of(module: fx.GraphModule) -> str:
+        return compile_in_plan_order(module, [])
+
+    def key(module: fx.GraphModule, inputs: list[Any]) -> str:
+        found, _ = compiled_fx_graph_hash(module, inputs, {}, [])
+        return found
+
+    with mock.patch.object(plan_order, "compile_fx_inner", key):
+        before = key_of(_early_product())
+        assert key_of(_early_product()) == before
+        module = _early_product()
+        _mark(module, name, key_name, value)
+        assert key_of(module) != before
