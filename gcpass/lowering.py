@@ -24,6 +24,7 @@ from gcpass.torch_private import (
     GraphLowering,
     V,
     inductor_config,
+    without_modes,
 )
 
 
@@ -75,7 +76,8 @@ def read_program(
         inner_compile: what will compile the graph for real.
     """
     _install()
-    work = copy.deepcopy(module)
+    with without_modes():  # constants are real, and stay so
+        work = copy.deepcopy(module)
     (output,) = work.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(user_visible_outputs)
     token = _reading.set(True)
