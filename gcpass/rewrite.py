@@ -127,6 +127,14 @@ def _items_of(node: fx.Node) -> Iterator[fx.Node]:
             yield from _items_of(user)
 
 
+def _takes_same_item(node: fx.Node, other: fx.Node) -> bool:
+    """Return whether two nodes take the same item out of the same tuple.
+
+    A second one is no view: emitted where it is read, it would make the tuple cross.
+    """
+    return node.target is operator.getitem and node.args == other.args
+
+
 @dataclass(slots=True, kw_only=True)
 class _Emitter:
     """Builds the new joint graph; `current` holds the latest copy of each value."""
@@ -266,7 +274,8 @@ class _Emitter:
                 self.fixed[node] = self._copy(node)
             return self.fixed[node]
         owner = self.current[value]
-        if node is self.capture.value_nodes[value]:
+        item = self.capture.value_nodes[value]
+        if node is item or (item is not None and _takes_same_item(node, item)):
             return owner
         if (node, owner) not in self.views:
             self.views[node, owner] = self._copy(node)
