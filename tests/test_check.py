@@ -136,7 +136,7 @@ def test_five_thousand_executions_take_little_time(fused: bool) -> None:
     plan = make_plan(problem, *given_order(problem), "test")
     start = time.process_time()
     check(problem, plan, plan.peak_bytes)
-    assert time.process_time() - start < 4.0
+    assert time.process_time() - start < 2.0
     with pytest.raises(SolverError, match="budget"):
         check(problem, plan, plan.peak_bytes - 1)
 
