@@ -22,9 +22,9 @@ from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
 from gcpass.errors import UnsupportedGraphError
 from gcpass.hardware import Device
-from gcpass.op_facts import Kind, draws_random, op_kind, selects
+from gcpass.op_facts import Kind, draws_random, is_elementwise, op_kind, selects
 from gcpass.scopes import Scope
-from gcpass.sizes import storage_bytes
+from gcpass.sizes import hint_int, storage_bytes
 from gcpass.solvers.problem import (
     Operation,
     Origin,
@@ -153,6 +153,9 @@ def capture(
                 recomputable=reasons[op_id] is None,
                 fusible=kinds[op_id] is Kind.POINTWISE,
                 absorbing=absorbing[op_id],
+                aligned=_aligned(draft, op_id)
+                if kinds[op_id] is Kind.POINTWISE
+                else (),
                 workspace_bytes=(
                     _workspace(node) if kinds[op_id] is Kind.EXTERN else 0
                 ),
@@ -183,6 +186,29 @@ def capture(
         reasons=tuple(reasons),
         num_fwd_outputs=num_fwd_outputs,
     )
+
+
+def _aligned(draft: _Draft, op_id: int) -> tuple[ValueId, ...]:
+    """Return the values that an operation reads at the places that it writes."""
+    node = draft.op_nodes[op_id]
+    if len(draft.writes[op_id]) != 1 or not is_elementwise(node.target):
+        return ()
+    places = _places(node)
+    sources = [n for n in node.all_input_nodes if n in draft.root]
+    elsewhere = {draft.root[n] for n in sources if _places(n) != places}
+    return tuple(ValueId(v) for v in draft.reads[op_id] if v not in elsewhere)
+
+
+def _places(node: fx.Node) -> tuple[int, list[tuple[int, int]]] | None:
+    """Return where a tensor's elements are in its storage, None for other values."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        return None
+    dimensions = [
+        (hint_int(size), hint_int(stride))
+        for size, stride in zip(val.shape, val.stride(), strict=True)
+    ]
+    return hint_int(val.storage_offset()), [d for d in dimensions if d[0] != 1]
 
 
 def _workspace(node: fx.Node) -> int:

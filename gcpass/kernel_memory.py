@@ -1,8 +1,9 @@
 """Bytes alive over the nodes of Inductor's scheduler while it fuses them.
 
 Nodes are numbered in the scheduler's order before fusion. The nodes of a fused kernel,
-and what is pulled in front of it, are at the place of its first. Writing in place is
-not modelled, so that a program needs at most as much.
+and what is pulled in front of it, are at the place of its first. A node writes in
+place as `decide_inplace_update` of Inductor's scheduler (torch 2.13.0) has it: over
+memory that only it still reads, at the indices that it writes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from gcpass.sizes import allocated_bytes, hint_int
 from gcpass.torch_private import (
+    FixedLayout,
     Layout,
     MultiOutput,
     NonOwningLayout,
@@ -59,6 +61,7 @@ class KernelMemory:
         counts = np.array([len(s.readers) for s in storages], np.int64)
         self.starts: _Ints = np.cumsum(counts) - counts
         self.owner: _Ints = np.repeat(np.arange(len(storages)), counts)
+        self.overwrites = _overwrites(scheduler, self.numbers, storages)
         self.profile = self._profile(self.place, self.kernel)
         peak = int(self.profile.max(initial=0))
         self.most_bytes = peak + max(spare_bytes, int(peak * TOLERANCE))
@@ -78,7 +81,9 @@ class KernelMemory:
         span = slice(first, last + 1)
         inside = (self.place > first) & (self.place <= last)
         within = (self._births > first) & (self._births <= last)
-        most = int(self.profile[span].max()) + int(self.sizes[within].sum())
+        in_place = self._in_place(self.place, self.kernel)[span]
+        most = int((self.profile[span] + in_place).max())
+        most += int(self.sizes[within].sum())
         if most + int(self.workspace[inside].max(initial=0)) <= self.most_bytes:
             return True
         # Elsewhere nothing is alive for longer.
@@ -120,6 +125,7 @@ class KernelMemory:
             np.where(self.writer < 0, 0, self._sizes(self.kernel)),
             len(profile),
         )
+        new -= self._in_place(order, self.kernel)
         ends: set[str] = set()
         together, last = 0, None  # bytes, and the last kernel, of the function so far
         for place, node in enumerate(nodes):
@@ -176,7 +182,46 @@ class KernelMemory:
         change = np.bincount(born, sizes, length)
         change -= np.bincount(dies + 1, sizes, length)
         alive: _Ints = np.cumsum(change).astype(np.int64)
-        return result + alive
+        return result + alive - self._in_place(place, kernel)
+
+    def _in_place(self, place: _Ints, kernel: _Ints) -> _Ints:
+        """Return the bytes written over others at each place."""
+        result = np.zeros(len(place) + 1, np.int64)
+        if not self.overwrites:
+            return result
+        born, sizes = self._born(place), self._sizes(kernel)
+        done = set()
+        for over in self.overwrites:
+            at = place[over.node]
+            if (
+                over.node not in done
+                and born[over.old] < at
+                and sizes[over.old] == sizes[over.new]
+                and all(place[reader] < at for reader in over.others)
+                and all(place[reader] <= at for reader in over.needed)
+            ):
+                done.add(over.node)
+                result[at] += sizes[over.new]
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Overwrite:
+    """A node that may write its result over a storage.
+
+    Attributes:
+        node: the node.
+        old, new: storages, of the same size.
+        others: readers of the old one that must be done, in kernels before.
+        needed: readers that the node needs and that read the same indices: they may be
+            in its kernel.
+    """
+
+    node: int
+    old: int
+    new: int
+    others: tuple[int, ...]
+    needed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +232,13 @@ class _Storage:
         size_bytes: as the device's allocator counts.
         writer: the node that allocates it, -1 for an input of the graph.
         held: whether it stays alive to the end.
+        name: of its buffer, or of the input.
         stored: whether it has memory even where its readers are in its writer's kernel.
         readers: nodes; the writer where there are none.
     """
 
     size_bytes: int
+    name: str
     writer: int
     held: bool
     stored: bool
@@ -228,6 +275,7 @@ def _storages(
     return [
         _Storage(
             size_bytes=size,
+            name=name,
             writer=writers[name],
             held=name in outputs,
             stored=name in stored or name not in readers,
@@ -236,6 +284,65 @@ def _storages(
         for name, size in sizes.items()
         if size
     ]
+
+
+def _overwrites(
+    scheduler: Any, numbers: Mapping[str, int], storages: Sequence[_Storage]
+) -> list[_Overwrite]:
+    """Return what nodes may write over."""
+    at = {storage.name: i for i, storage in enumerate(storages)}
+    result = []
+    for number, node in enumerate(scheduler.nodes):
+        writes = [at.get(buffer.get_name()) for buffer in node.get_outputs()]
+        if len(writes) != 1 or writes[0] is None:
+            continue
+        new, result_buffer = writes[0], node.get_outputs()[0].node
+        for name in dict.fromkeys(dep.name for dep in node.read_writes.reads):
+            old = at.get(name)
+            buffer = _writable(scheduler, name)
+            if (
+                old is None
+                or buffer is None
+                or storages[old].held
+                or storages[old].size_bytes != storages[new].size_bytes
+                or buffer.node.get_dtype() != result_buffer.get_dtype()
+            ):
+                continue
+            uses = [user for user in buffer.users if user.node is node]
+            if len(uses) != 1 or not uses[0].can_inplace:
+                continue
+            mine = _indices(node, name)
+            readers = [n for n in storages[old].readers if n != number]
+            needed = tuple(
+                n
+                for n in readers
+                if _indices(scheduler.nodes[n], name) <= mine
+                and node.ancestors.issuperset(scheduler.nodes[n].get_operation_names())
+            )
+            others = tuple(n for n in readers if n not in needed)
+            result.append(
+                _Overwrite(node=number, old=old, new=new, others=others, needed=needed)
+            )
+    return result
+
+
+def _writable(scheduler: Any, name: str) -> Any:
+    """Return the buffer of a name if another may take its memory."""
+    buffer = scheduler.name_to_donated_buffer.get(name)
+    buffer = buffer or scheduler.name_to_buf.get(name)
+    if buffer is None or isinstance(buffer.defining_op, NopKernelSchedulerNode):
+        return None
+    node = buffer.node
+    if node is None or not isinstance(node.maybe_get_layout(), FixedLayout):
+        return None
+    if buffer.defining_op is not None and node.get_inputs_that_alias_output():
+        return None
+    return buffer
+
+
+def _indices(node: Any, name: str) -> set[Any]:
+    """Return where a node reads and writes a buffer."""
+    return {dep for dep in node.read_writes.reads_and_writes() if dep.name == name}
 
 
 def _sources(scheduler: Any, node: Any, numbers: Mapping[str, int]) -> list[int]:

@@ -20,7 +20,8 @@ from gcpass.flops import call_of, carried_call, graph_bodies, op_names
 from gcpass.sizes import tensors_in
 from gcpass.torch_private import HigherOrderOperator, OpOverload
 
-__all__ = ["Kind", "draws_random", "is_discrete", "op_kind", "selects"]
+__all__ = ["Kind", "draws_random", "is_discrete", "is_elementwise", "op_kind"]
+__all__ += ["selects"]
 
 
 class Kind(Enum):
@@ -85,6 +86,15 @@ _REDUCTION = _names(
     "sum prod amax amin var xor_sum prepare_softmax_online "
     "_low_memory_max_pool_with_offsets",
 )
+# Of the pointwise ones, those that compute each element from the elements at its place
+# though the tag is missing.
+_ELEMENTWISE = _names(
+    "aten", "_to_copy clone copy masked_fill native_dropout tril triu"
+) | _names(
+    "prims",
+    "convert_element_type where abs add clone div eq exp fma ge gt le log lt maximum "
+    "minimum mul ne neg pow rsqrt sin cos sqrt sub tanh erf reciprocal",
+)
 # Scans are kernels where Triton generates them, library calls on the CPU.
 _SCANS = _names("aten", "cummax cummin cumprod cumsum logcumsumexp")
 _NO_CODE = _names(
@@ -142,6 +152,15 @@ def op_kind(node: fx.Node) -> Kind:
     makes_tensors = bool(tensors_in(node.meta.get("val")))
     is_operator = isinstance(target, HigherOrderOperator) or makes_tensors
     return Kind.EXTERN if is_operator else Kind.NONE
+
+
+@cache
+def is_elementwise(target: Any) -> bool:
+    """Return whether an operator computes each element from those at its place."""
+    if not isinstance(target, OpOverload) or _real_kind(target) is not Kind.POINTWISE:
+        return False
+    name = op_names(target)[-1]
+    return name in _ELEMENTWISE or torch.Tag.pointwise in target.tags
 
 
 def draws_random(node: fx.Node) -> bool:

@@ -32,6 +32,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import (
+    FixedLayout,
     Layout,
     MultiOutput,
     NonOwningLayout,
@@ -66,6 +67,7 @@ __all__ = [
     "CustomPartitionerFn",
     "FakeTensor",
     "FakeTensorMode",
+    "FixedLayout",
     "GraphLowering",
     "HigherOrderOperator",
     "InductorChoices",

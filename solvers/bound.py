@@ -11,7 +11,8 @@ between two executions) in any valid plan. With the sets of `gcpass.solvers.mome
 (iii) *Fixed* values are alive at tau. x holds its results and its workspace, and what
       it reads; what may be virtual (`virtual_values`; read: if x is absorbing) aside.
       A held value written before tau stays, and a tangent exists once and lives from
-      the boundary to its last reader.
+      the boundary to its last reader. If x may write its result in place, the bytes of
+      that are taken off once, whichever values they are.
 (iv)  Take a value v that x or a later operation reads and that is not fixed or input.
       The instance read was written before tau and is materialized, hence alive (v in
       S); or it was written before and is virtual across tau; or it is written after
@@ -51,6 +52,7 @@ from gcpass.solvers.cut import boundary_cut, cut
 from gcpass.solvers.frontier import Frontier
 from gcpass.solvers.liveness import simulate
 from gcpass.solvers.moment import (
+    in_place_bytes,
     materialized_reads,
     needed_operations,
     results_at,
@@ -246,6 +248,7 @@ def _static_bytes(problem: Problem) -> dict[OpId, int]:
             for reader in later:
                 alive |= after[reader]
         result[op_id] = _bytes_of(problem, alive) + op.workspace_bytes
+        result[op_id] -= in_place_bytes(problem, writers, virtual, op_id)
     return result
 
 

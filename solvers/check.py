@@ -192,6 +192,25 @@ def _is_virtual(
     return all(problem.operations[plan.sequence[t]].absorbing for t in readers)
 
 
+def _written_over(
+    problem: Problem, plan: Plan, trace: _Trace, virtual: frozenset[Written]
+) -> list[frozenset[Written]]:
+    """Return the instances whose memory each execution may write its result into."""
+    result: list[frozenset[Written]] = []
+    for t, op_id in enumerate(plan.sequence):
+        over: set[Written] = set()
+        for written in trace.loads[t]:
+            value = problem.values[written[0]]
+            if written[0] not in problem.operations[op_id].aligned:
+                continue
+            if written in virtual:
+                over |= result[written[1]]
+            elif not value.held and value.origin is Origin.COMPUTED:
+                over.add(written)
+        result.append(frozenset(over))
+    return result
+
+
 def _peak_bytes(problem: Problem, plan: Plan, trace: _Trace) -> int:
     touched, virtual = _touched(problem, plan, trace)
     starting: list[list[Written]] = [[] for _ in plan.sequence]
@@ -204,6 +223,7 @@ def _peak_bytes(problem: Problem, plan: Plan, trace: _Trace) -> int:
         if written not in virtual and not unread_tangent:
             starting[written[1]].append(written)
     sizes = [value.size_bytes for value in problem.values]
+    over = _written_over(problem, plan, trace, virtual)
     alive = {w for w in trace.readers if problem.values[w[0]].held}
     total = sum(sizes[value] for value, _ in alive)
     arriving = sum(sizes[value] for value, _ in _tangents(problem, plan))
@@ -213,8 +233,14 @@ def _peak_bytes(problem: Problem, plan: Plan, trace: _Trace) -> int:
         new = touched[t].union(starting[t]) - alive
         alive |= new
         total += sum(sizes[value] for value, _ in new)
-        workspace = problem.operations[plan.sequence[t]].workspace_bytes
-        peak = max(peak, total + workspace)
+        op = problem.operations[plan.sequence[t]]
+        ending = {sizes[value] for value, _ in new & over[t]}
+        in_place = sum(
+            sizes[value]
+            for value in op.writes
+            if sizes[value] in ending and (value, t) not in virtual
+        )
+        peak = max(peak, total + op.workspace_bytes - in_place)
         alive.difference_update(starting[t])
         total -= sum(sizes[value] for value, _ in starting[t])
         if t == plan.boundary:

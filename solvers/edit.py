@@ -75,6 +75,7 @@ def clear(line: Timeline) -> None:
     line.end[:, :] = NONE
     line.virtual[:, :] = False
     line.reach[:] = NONE
+    line.in_place[:] = 0
     line.saving[0] = 0.0
     line.peak[:] = 0
     line.added[:] = 0
@@ -90,8 +91,9 @@ def _fill_tree(net: Network, line: Timeline) -> None:
     for i in range(line.number[0]):
         slot = line.slots[i]
         op = line.operation[slot]
-        delta[slot] += net.workspace[op]
-        delta[slot + 1] -= net.workspace[op]
+        taken = net.workspace[op] - line.in_place[slot]
+        delta[slot] += taken
+        delta[slot + 1] -= taken
         for k in range(net.writes_from[op], net.writes_from[op + 1]):
             value = net.writes[k]
             end = line.end[slot, k - net.writes_from[op]]
@@ -210,8 +212,10 @@ def remove(net: Network, line: Timeline, slot: int) -> None:
         if before != NONE and not settled and not net.held[value] and end > slot:
             move_end(net, line, before, value, end)
         line.end[slot, k - net.writes_from[op]] = NONE
-    if net.workspace[op]:
-        add_bytes(line, slot, slot, -net.workspace[op])
+    taken = net.workspace[op] - line.in_place[slot]
+    if taken:
+        add_bytes(line, slot, slot, -taken)
+    line.in_place[slot] = 0
     if before == NONE:
         line.first[op] = after
     else:

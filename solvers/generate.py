@@ -67,7 +67,7 @@ class Builder:
         writes: Sequence[ValueId],
         cost_seconds: float,
         phase: Phase = Phase.FORWARD,
-        **flags: bool | int,
+        **flags: bool | int | tuple[ValueId, ...],
     ) -> None:
         """Add an operation; `flags` are further fields of `Operation`."""
         self.operations.append(

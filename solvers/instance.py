@@ -209,6 +209,7 @@ def _operation(record: Record, values: int) -> Operation:
         recomputable=record.flag("recomputable", True),
         fusible=record.flag("fusible", False),
         absorbing=record.flag("absorbing", False),
+        aligned=_ascending(record, "aligned", values, required=False),
         workspace_bytes=record.integer("workspace_bytes", 0),
     )
 
@@ -230,7 +231,11 @@ def _plan(data: object) -> Plan:
     )
 
 
-def _ascending(record: Record, name: str, count: int) -> tuple[ValueId, ...]:
+def _ascending(
+    record: Record, name: str, count: int, *, required: bool = True
+) -> tuple[ValueId, ...]:
+    if not required and name not in record.data:
+        return ()
     ids = record.ids(name, count)
     if any(a >= b for a, b in itertools.pairwise(ids)):
         raise InvalidProblemError(

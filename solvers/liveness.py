@@ -16,14 +16,19 @@ again):
    readers it lives during its own execution.
 6. A tangent lives from the boundary to the latest end of its readers; without readers
    it is there between forward and backward only.
-7. Memory during execution t is the sum of what is alive, plus its workspace. Between
-   forward and backward it is what crosses, tangents included, plus `between_bytes`.
-   The peak is the largest of all these.
-8. The cost is the sum of the executions' seconds, plus `save_seconds_per_byte` for
+7. An execution writes a materialized instance in place when a materialized instance of
+   the same size has its end there, which it reads at the same places, itself or through
+   virtual instances (`Operation.aligned` at each step), and which is neither held nor a
+   tangent.
+8. Memory during execution t is the sum of what is alive, plus its workspace, less what
+   it writes in place. Between forward and backward it is what crosses, tangents
+   included, plus `between_bytes`. The peak is the largest of all these.
+9. The cost is the sum of the executions' seconds, plus `save_seconds_per_byte` for
    every saved byte written by a fusible operation.
 
-Not modelled: in-place writing and reuse of buffers (the real peak can be lower),
-padding and fragmentation of an allocator.
+Not modelled: padding and fragmentation of an allocator.
+
+Source of 7: `decide_inplace_update` of Inductor's scheduler, torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ class Profile:
         peak_bytes: the largest of them (0 for an empty sequence).
         peak_step: the first execution that reaches it.
         saved_bytes: bytes of the saved instances (inputs are free).
-        cost_seconds: definition 8 above.
+        cost_seconds: definition 9 above.
         instances: in order of writing, tangents first.
     """
 
@@ -126,6 +131,7 @@ class _Trace:
     end: list[int]
     saved: list[bool]
     virtual: list[bool]
+    in_place: list[int]  # bytes by execution
     between_bytes: int
 
 
@@ -186,7 +192,23 @@ def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
             between += data.size_bytes
         elif data.held and start[slot] < boundary and not virtual[slot]:
             between += data.size_bytes  # an empty backward
-    return _Trace(value, start, end, saved, virtual, between)
+    fixed = [data.held or data.origin is Origin.TANGENT for data in values]
+    in_place = [0] * length
+    for t, op_id in enumerate(sequence):
+        if operations[op_id].aligned and not virtual[writes[t][0]]:
+            size = values[value[writes[t][0]]].size_bytes
+            stack = [t]
+            while stack and not in_place[t]:
+                at = stack.pop()
+                for slot in reads[at]:
+                    if value[slot] not in operations[sequence[at]].aligned:
+                        continue
+                    if virtual[slot]:
+                        stack.append(start[slot])
+                    elif end[slot] == t and not fixed[value[slot]]:
+                        if values[value[slot]].size_bytes == size:
+                            in_place[t] = size
+    return _Trace(value, start, end, saved, virtual, in_place, between)
 
 
 def _classify(
@@ -247,7 +269,8 @@ def _memory(problem: Problem, trace: _Trace, sequence: Sequence[OpId]) -> list[i
     alive = 0
     for t, op_id in enumerate(sequence):
         alive += delta[t]
-        memory.append(alive + problem.operations[op_id].workspace_bytes)
+        workspace = problem.operations[op_id].workspace_bytes
+        memory.append(alive + workspace - trace.in_place[t])
     return memory
 
 

@@ -37,7 +37,8 @@ class Moment:
     Attributes:
         pivot: the operation, None for the boundary.
         fixed: values surely alive.
-        fixed_bytes: their bytes and the pivot's workspace, or `between_bytes`.
+        fixed_bytes: their bytes and the pivot's workspace, or `between_bytes`, less
+            what the pivot may write in place (so it can be negative).
         free: inputs and fixed values: they can be read later at no price.
         required: values read at or after the moment that are not free.
         writers: writer of each value, None for inputs and tangents.
@@ -164,6 +165,7 @@ def _moment(
     workspace = problem.between_bytes
     if pivot is not None:
         workspace = problem.operations[pivot].workspace_bytes
+        workspace -= in_place_bytes(problem, writers, virtual_values(problem), pivot)
     free = fixed | {
         ValueId(v) for v, value in enumerate(values) if value.origin is Origin.INPUT
     }
@@ -252,6 +254,28 @@ def materialized_reads(
     for value in op.reads:
         if writers[value] is not None and not (virtual[value] and op.absorbing):
             yield value
+
+
+def in_place_bytes(
+    problem: Problem, writers: Writers, virtual: Sequence[bool], op_id: OpId
+) -> int:
+    """Return the most bytes that an execution of an operation writes in place."""
+    operations, values = problem.operations, problem.values
+    if not operations[op_id].aligned:
+        return 0
+    size = values[operations[op_id].writes[0]].size_bytes
+    stack, seen = [op_id], {op_id}
+    while stack:
+        for value in operations[stack.pop()].aligned:
+            writer = writers[value]
+            if writer is None or values[value].held:
+                continue
+            if values[value].size_bytes == size:
+                return size
+            if virtual[value] and writer not in seen:
+                seen.add(writer)
+                stack.append(writer)
+    return 0
 
 
 def _again(problem: Problem, op_id: OpId) -> float:

@@ -39,6 +39,8 @@ class Network(NamedTuple):
         reads_from, reads: o reads the values reads[reads_from[o]:reads_from[o + 1]].
         writes_from, writes: likewise what it writes.
         absorbs: by operation, whether it takes virtual values it reads into its kernel.
+        aligned_from, aligned: likewise what it reads at the places that it writes, less
+            what is never written over.
         size: bytes by value.
         writer: operation by value; every value has one.
         column: by value, its place among those that its operation writes.
@@ -60,6 +62,8 @@ class Network(NamedTuple):
     writes_from: IntArray
     writes: IntArray
     absorbs: BoolArray
+    aligned_from: IntArray
+    aligned: IntArray
     size: IntArray
     writer: IntArray
     column: IntArray
@@ -163,6 +167,16 @@ class _Builder:
             for op_id in order
         ]
 
+    def _aligned(self, op_id: int) -> list[int]:
+        if op_id == NONE:
+            return []
+        values = self.problem.values
+        return [
+            self.value_of[v]
+            for v in self.problem.operations[op_id].aligned
+            if values[v].origin is Origin.COMPUTED and not values[v].held
+        ]
+
     def _value(self, value_id: ValueId) -> int:
         value = self.problem.values[value_id]
         self.size.append(value.size_bytes)
@@ -203,6 +217,7 @@ class _Builder:
         reads_from, reads = _rows(self.reads)
         writes_from, writes = _rows(self.writes)
         readers_from, readers_flat = _rows(readers)
+        aligned_from, aligned = _rows([self._aligned(o) for o in self.order])
         between = self.problem.between_bytes
         size = np.array(self.size, dtype=np.int64)
         held = np.array(self.held, dtype=np.bool_)
@@ -223,6 +238,8 @@ class _Builder:
             writes_from=writes_from,
             writes=writes,
             absorbs=np.array(absorbs, dtype=np.bool_),
+            aligned_from=aligned_from,
+            aligned=aligned,
             size=size,
             writer=writer,
             column=column,

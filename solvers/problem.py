@@ -20,7 +20,9 @@ Fusing compilers do not materialize every value. An operation marked ``fusible``
 (pointwise) can be computed inside the kernels of its readers when all of them are
 ``absorbing`` (pointwise or reduction); its value then takes no memory of its own
 and what it reads stays alive until those readers have run. With both flags False
-everywhere (operation by operation execution) every value is materialized.
+everywhere (operation by operation execution) every value is materialized. A kernel that
+reads a value where it writes (``aligned``) can write **in place**: into the memory of a
+value that nobody reads afterwards.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class Operation:
         recomputable: False when a second execution would be wrong or is not wanted.
         fusible: may run inside the kernels of its readers (pointwise).
         absorbing: can take fusible operations it reads into its kernel.
+        aligned: of a fusible operation that writes one value, those of `reads` that are
+            read element by element at the place of the element that is written.
         workspace_bytes: bytes needed during the execution only.
     """
 
@@ -95,6 +99,7 @@ class Operation:
     recomputable: bool = True
     fusible: bool = False
     absorbing: bool = False
+    aligned: tuple[ValueId, ...] = ()
     workspace_bytes: int = 0
 
 
@@ -210,6 +215,7 @@ def _validate(problem: Problem) -> None:
                 raise InvalidProblemError(
                     f"operation {op_id} reads tangent {value} but is not backward"
                 )
+        _validate_aligned(OpId(op_id), op)
         for value in op.writes:
             if value in written or problem.values[value].origin is not Origin.COMPUTED:
                 raise InvalidProblemError(f"value {value} has a second writer: {op_id}")
@@ -219,6 +225,16 @@ def _validate(problem: Problem) -> None:
             raise InvalidProblemError(f"value {value_id}: negative size")
         if value_data.origin is Origin.COMPUTED and value_id not in written:
             raise InvalidProblemError(f"value {value_id} is computed by no operation")
+
+
+def _validate_aligned(op_id: OpId, op: Operation) -> None:
+    if not op.aligned:
+        return
+    if not op.fusible or len(op.writes) != 1 or not set(op.aligned) <= set(op.reads):
+        raise InvalidProblemError(
+            f"operation {op_id}: only what a fusible operation with one result reads "
+            f"can be aligned, got {op.aligned}"
+        )
 
 
 _DRAWS_ON = {

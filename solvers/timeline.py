@@ -42,12 +42,14 @@ class Timeline(NamedTuple):
         virtual: by slot and written value.
         reach: by slot, the last slot at which what it reads must be alive; kept only
             where values can be virtual.
+        in_place: by slot, the bytes written in place.
         saving: [seconds to save what crosses the turn].
         peak, added: the tree: largest bytes below a node, bytes added to all below.
         slots: occupied slots, in no order; the first `number[0]` entries.
         place: by slot, its index in `slots` or -1.
         number: [executions].
-        queue, queued, why, seen, clock: working space of `gcpass.solvers.virtual`.
+        queue, queued, why, seen, clock, stale: working space of
+            `gcpass.solvers.virtual`.
     """
 
     operation: IntArray
@@ -58,6 +60,7 @@ class Timeline(NamedTuple):
     end: IntArray
     virtual: BoolArray
     reach: IntArray
+    in_place: IntArray
     saving: FloatArray
     peak: IntArray
     added: IntArray
@@ -69,6 +72,7 @@ class Timeline(NamedTuple):
     why: IntArray
     seen: IntArray
     clock: IntArray
+    stale: BoolArray
 
 
 BARRED_BYTES = 1 << 55  # what a barred value weighs at the turn
@@ -87,17 +91,19 @@ def new_timeline(net: Network, slots: int) -> Timeline:
         end=np.full((slots, width), NONE, dtype=np.int64),
         virtual=np.zeros((slots, width), dtype=np.bool_),
         reach=np.full(slots, NONE, dtype=np.int64),
+        in_place=np.zeros(slots, dtype=np.int64),
         saving=np.zeros(1, dtype=np.float64),
         peak=np.zeros(2 * slots, dtype=np.int64),
         added=np.zeros(2 * slots, dtype=np.int64),
         slots=np.zeros(slots, dtype=np.int64),
         place=np.full(slots, NONE, dtype=np.int64),
         number=np.zeros(1, dtype=np.int64),
-        queue=np.zeros((3, slots if net.fuses else 1), dtype=np.int64),
+        queue=np.zeros((4, slots if net.fuses else 1), dtype=np.int64),
         queued=np.zeros((2, slots if net.fuses else 1), dtype=np.bool_),
         why=np.zeros(slots if net.fuses else 1, dtype=np.int64),
         seen=np.zeros((slots if net.fuses else 1, width), dtype=np.int64),
         clock=np.zeros(1, dtype=np.int64),
+        stale=np.zeros(slots if net.fuses else 1, dtype=np.bool_),
     )
 
 

@@ -1,12 +1,14 @@
-"""Which executions' values are virtual on a timeline, and what that keeps alive.
+"""What is virtual or written in place on a timeline, and what that keeps alive.
 
 A value of a fusible operation takes no memory when the kernels of its readers compute
-it, and then what it reads must be alive until the last of these has run: definitions 2
-to 5 of `gcpass.solvers.liveness`. Whether an instance is virtual depends on its readers
+it, and then what it reads must be alive until the last of these has run; a value that
+nobody reads afterwards may be written over: definitions 2 to 7 of
+`gcpass.solvers.liveness`. Whether an instance is virtual depends on its readers
 and on what it draws on, hence on executions before it; how long a value is alive
 depends on executions after it. So an edit is settled in two passes over the executions
 that it may concern: in their order for the first, against it for the second. Both go on
-only where something changed, which is within a few kernels of the edit.
+only where something changed, which is within a few kernels of the edit. Writing in
+place can change where a value starts or ends, or did.
 """
 
 from __future__ import annotations
@@ -14,13 +16,20 @@ from __future__ import annotations
 from gcpass.solvers.accelerate import compiled
 from gcpass.solvers.liveness import INLINE_READS_MANY, INLINE_READS_SINGLE
 from gcpass.solvers.network import NONE, Network
-from gcpass.solvers.timeline import Timeline, at_or_before, first_after, move_end
+from gcpass.solvers.timeline import (
+    Timeline,
+    add_bytes,
+    at_or_before,
+    first_after,
+    move_end,
+)
 
 READERS = 1  # why an execution is in the queue: other readers than before,
 SOURCES = 2  # other sources of what it reads,
 WRITER = 3  # or its values are now read instead of another execution's
 
-_FIRST, _SECOND, _STACK = 0, 1, 2  # rows of the queue: a heap for each pass
+_FIRST, _SECOND = 0, 1  # rows of the queue: a heap for each pass,
+_STACK, _STALE = 2, 3  # working space, and where writing in place may have changed
 
 
 @compiled
@@ -34,6 +43,7 @@ def mark(line: Timeline, count: int, slot: int, why: int) -> int:
 def settle(net: Network, line: Timeline, count: int) -> None:
     """Bring up to date what depends on the `count` executions in the queue."""
     touched = 0
+    stale = 0
     while count:
         slot = _pop(line, _FIRST, count)
         why = line.why[slot]
@@ -43,7 +53,8 @@ def settle(net: Network, line: Timeline, count: int) -> None:
     while touched:
         slot = -_pop(line, _SECOND, touched)
         touched -= 1
-        if not _extend(net, line, slot):
+        changed, stale = _extend(net, line, slot, stale)
+        if not changed:
             continue
         op = line.operation[slot]
         for k in range(net.reads_from[op], net.reads_from[op + 1]):
@@ -51,6 +62,13 @@ def settle(net: Network, line: Timeline, count: int) -> None:
             if not net.token[value]:
                 at = at_or_before(line, net.writer[value], slot - 1)
                 touched = _push(line, _SECOND, touched, -at)
+    for i in range(stale):
+        slot = line.queue[_STALE, i]
+        line.stale[slot] = False
+        now = _bytes_in_place(net, line, slot)
+        if now != line.in_place[slot]:
+            add_bytes(line, slot, slot, line.in_place[slot] - now)
+            line.in_place[slot] = now
 
 
 @compiled
@@ -81,6 +99,8 @@ def settle_all(net: Network, line: Timeline) -> None:
             elif not net.held[value]:
                 line.end[slot, column] = last
         line.reach[slot] = reach
+    for slot in range(slots):
+        line.in_place[slot] = _bytes_in_place(net, line, slot)
 
 
 @compiled
@@ -109,8 +129,13 @@ def _decide(net: Network, line: Timeline, slot: int, why: int, count: int) -> in
 
 
 @compiled
-def _extend(net: Network, line: Timeline, slot: int) -> bool:
-    """Set until when values are alive; return whether what is read is concerned."""
+def _extend(net: Network, line: Timeline, slot: int, stale: int) -> tuple[bool, int]:
+    """Set until when values are alive.
+
+    Returns:
+        whether what is read is concerned, and the length of the list of slots at which
+        writing in place may have changed.
+    """
     op = line.operation[slot]
     reach = slot
     for k in range(net.writes_from[op], net.writes_from[op + 1]):
@@ -118,6 +143,7 @@ def _extend(net: Network, line: Timeline, slot: int) -> bool:
         if net.token[value]:
             continue
         last = _last_reach(net, line, slot, value)
+        before = line.end[slot, net.column[value]]
         if line.virtual[slot, net.column[value]]:
             reach = max(reach, last)
             move_end(net, line, slot, value, slot - 1)
@@ -125,9 +151,54 @@ def _extend(net: Network, line: Timeline, slot: int) -> bool:
             move_end(net, line, slot, value, len(line.operation) - 1)
         else:
             move_end(net, line, slot, value, last)
+        now = line.end[slot, net.column[value]]
+        if now != before:
+            for at in (slot, before, now):
+                stale = _note_stale(line, stale, at)
     changed = reach != line.reach[slot]
     line.reach[slot] = reach
-    return bool(changed)
+    return bool(changed), stale
+
+
+@compiled
+def _note_stale(line: Timeline, stale: int, slot: int) -> int:
+    if slot == NONE or line.operation[slot] == NONE or line.stale[slot]:
+        return stale
+    line.stale[slot] = True
+    line.queue[_STALE, stale] = slot
+    return stale + 1
+
+
+@compiled
+def _bytes_in_place(net: Network, line: Timeline, slot: int) -> int:
+    """Return the bytes that an execution writes over what ends there."""
+    op = line.operation[slot]
+    if op == NONE or net.aligned_from[op] == net.aligned_from[op + 1]:
+        return 0
+    if line.virtual[slot, 0]:
+        return 0
+    size = net.size[net.writes[net.writes_from[op]]]
+    line.clock[0] += 1
+    stamp = line.clock[0]
+    stack = line.queue[_STACK]
+    stack[0] = slot
+    depth = 1
+    while depth:
+        depth -= 1
+        step = stack[depth]
+        op = line.operation[step]
+        for k in range(net.aligned_from[op], net.aligned_from[op + 1]):
+            value = net.aligned[k]
+            at = at_or_before(line, net.writer[value], step - 1)
+            column = net.column[value]
+            if line.virtual[at, column]:
+                if line.seen[at, column] != stamp:
+                    line.seen[at, column] = stamp
+                    stack[depth] = at
+                    depth += 1
+            elif line.end[at, column] == slot and net.size[value] == size:
+                return size  # type: ignore[no-any-return]
+    return 0
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from gcpass.solvers.generate import Builder, chain, transformer
@@ -79,18 +80,35 @@ def _random_part(
             )
             for _ in range(1 + (rng.random() < 0.2))
         ]
+        fusible = fused and rng.random() < 0.6
+        aligned = _aligned(b, rng, reads, writes) if fusible else ()
         b.run(
             sorted(reads),
             writes,
             float(rng.randint(0, 9)),
             phase,
             recomputable=rng.random() >= rare,
-            fusible=fused and rng.random() < 0.6,
+            fusible=fusible,
             absorbing=fused and rng.random() < 0.7,
+            aligned=aligned,
             workspace_bytes=rng.randint(0, 5) if rng.random() < rare else 0,
         )
         made += writes
     return made
+
+
+def _aligned(
+    b: Builder, rng: random.Random, reads: set[ValueId], writes: list[ValueId]
+) -> tuple[ValueId, ...]:
+    """Return some of the reads, and often give the result the size of one of them."""
+    aligned = tuple(v for v in sorted(reads) if rng.random() < 0.7)
+    if len(writes) > 1 or not aligned:
+        return ()
+    if rng.random() < 0.8:
+        size = b.values[rng.choice(aligned)].size_bytes
+        (result,) = writes
+        b.values[result] = dataclasses.replace(b.values[result], size_bytes=size)
+    return aligned
 
 
 def random_plain(seed: int, operations: int = 8) -> Problem:
