@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from gcpass import step, store
-from gcpass.budget import Auto, Unlimited
+from gcpass.budget import Auto
 from gcpass.compiler import EXACT_CASTS, RegionCompiler, run_compiler
 from gcpass.corrections import correct_inductor
 from gcpass.custom_partitioner import NO_REGIONS, Partitioner
@@ -135,9 +135,7 @@ class enable:  # lower case: it is used like a function
             )
         _refuse_check_gradients(parsed)
         correct_inductor()
-        budgeted = not isinstance(parsed.budget, Unlimited)
-        chosen = EXACT_CASTS | (FREE_AT_ONCE if budgeted else {})
-        for name, value in chosen.items():
+        for name, value in (EXACT_CASTS | FREE_AT_ONCE).items():
             setattr(inductor_config, name, value)
         inductor_config.custom_partitioner_fn = Partitioner(_resolve(parsed))
 

@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from gcpass import store
-from gcpass.budget import Unlimited
 from gcpass.custom_partitioner import Partitioner
 from gcpass.decisions import RegionPlan
 from gcpass.eager import run_operations
@@ -183,7 +182,7 @@ def run_compiler(
     patches: dict[str, Any] = list_mode_options(options.mode) | EXACT_CASTS
     if _on_cpu(example_inputs):
         patches |= EXACT_ON_CPU
-    if not isinstance(options.budget, Unlimited):
+    if partitioner is not None:
         patches |= FREE_AT_ONCE
     if options.check_gradients:
         patches |= EAGERS_DRAWS
@@ -193,8 +192,7 @@ def run_compiler(
     compile_region: Any = compile_fx  # returns a callable for what Dynamo hands over
     if options.codegen == "inductor":
         require_cpp_compiler(inductor_config.cpp.cxx)
-        free = isinstance(options.budget, Unlimited) or partitioner is None
-        inner = compile_fx_inner if free else compile_in_plan_order
+        inner = compile_fx_inner if partitioner is None else compile_in_plan_order
         compiled = compile_region(
             gm, example_inputs, inner_compile=inner, config_patches=patches
         )

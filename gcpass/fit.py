@@ -22,7 +22,7 @@ from gcpass.solvers.liveness import make_plan, simulate
 from gcpass.solvers.problem import Plan, Solution
 from gcpass.solvers.shares import Menu, Share, held_bytes
 from gcpass.solvers.solve import Planner
-from gcpass.torch_private import compile_fx_inner, inductor_config
+from gcpass.torch_private import compile_fx_inner
 from gcpass.verify import schedule
 
 log = logging.getLogger("gcpass")
@@ -107,7 +107,6 @@ class Search:
         fastest = self._candidate(
             self.planner.solve(None),
             verify=isinstance(budget, Fraction) and self.share is None,
-            budgeted=False,
         )
         self.base_peak = fastest.peak_bytes
         self.base_held = held_between(self.captured, fastest)
@@ -227,7 +226,6 @@ class Search:
         solution: Solution,
         *,
         verify: bool,
-        budgeted: bool = True,
         limit: int | None = None,
     ) -> Candidate:
         """Return a checked and rewritten plan, with its program's peak if asked for.
@@ -235,18 +233,17 @@ class Search:
         Args:
             solution: has a plan.
             verify: read the program (unless the user switched that off).
-            budgeted: as compiled under a budget, otherwise as without one.
             limit: bytes that fusion may make use of, None for the plan's own peak.
         """
         assert solution.plan is not None
         split = self._split(
             solution.plan,
-            keep_apart=budgeted and self.options.codegen == "inductor",
+            keep_apart=self.options.codegen == "inductor",
             limit=limit,
         )
         scheduled, note = None, "not verified"
         if verify and self.options.verify:
-            scheduled, note = self._schedule(split, budgeted=budgeted)
+            scheduled, note = self._schedule(split)
         return Candidate(solution=solution, split=split, scheduled=scheduled, note=note)
 
     def _split(
@@ -262,25 +259,19 @@ class Search:
             static_lifetime_input_nodes=self.static,
         )
 
-    def _schedule(
-        self, split: Split, *, budgeted: bool
-    ) -> tuple[Scheduled | None, str]:
+    def _schedule(self, split: Split) -> tuple[Scheduled | None, str]:
         started = time.monotonic()
         self.rounds += 1
-        in_order = budgeted and current_request.get() is not None
-        patches = {} if budgeted else dict.fromkeys(FREE_AT_ONCE, True)
+        in_order = current_request.get() is not None
         try:
-            with inductor_config.patch(patches):
-                found = schedule(
-                    split,
-                    self.primals,
-                    num_outputs=self.captured.num_fwd_outputs,
-                    outside_bytes=self.captured.problem.between_bytes,
-                    codegen=self.options.codegen,
-                    inner_compile=(
-                        compile_in_plan_order if in_order else compile_fx_inner
-                    ),
-                )
+            found = schedule(
+                split,
+                self.primals,
+                num_outputs=self.captured.num_fwd_outputs,
+                outside_bytes=self.captured.problem.between_bytes,
+                codegen=self.options.codegen,
+                inner_compile=compile_in_plan_order if in_order else compile_fx_inner,
+            )
         except UnreadableProgramError as error:
             log.warning("the scheduled peak is unknown: %s", error)
             return None, str(error)

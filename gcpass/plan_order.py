@@ -59,7 +59,7 @@ class PlanOrder(InductorChoices):
     def __init__(self, graph: fx.Graph) -> None:
         (output,) = graph.find_nodes(op="output")
         placeholders = graph.find_nodes(op="placeholder")
-        self.spare_bytes: int = output.meta.get(SPARE_BYTES, 0)
+        self.spare_bytes: int = output.meta[SPARE_BYTES]
         self.held = {str(n.target) for n in placeholders if n.meta.get(HELD)}
         self.kept = [n.name for n in graph.nodes if n.meta.get(MATERIALIZED)]
         self.workspaces = [n.meta.get(WORKSPACE, 0) for n in graph.nodes]
@@ -94,6 +94,9 @@ class PlanOrder(InductorChoices):
 
 def compile_in_plan_order(gm: fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
     """Compile a graph like Inductor's ``compile_fx_inner``, with `PlanOrder`."""
+    (output,) = gm.graph.find_nodes(op="output")
+    if SPARE_BYTES not in output.meta:  # no plan's: a graph without a backward
+        return compile_fx_inner(gm, *arguments, **keywords)
     _install()
     order = PlanOrder(gm.graph)
     # Keys of compile caches know a graph's code and its own meta, not that of nodes.

@@ -61,8 +61,8 @@ def rewrite(
         plan: the plan.
         keep_apart: keep Inductor from merging a product into a sum that comes much
             later, which would keep the product's operands alive until then.
-        limit_bytes: what fusion may raise the peak to where the plan's is lower; None
-            for no more than the plan's.
+        limit_bytes: what fusion may raise the step's peak to where the plan's is
+            lower; None for no more than the plan's.
         static_lifetime_input_nodes: inputs that live as long as the module.
     """
     profile = simulate(capture.problem, plan.sequence, plan.boundary)
@@ -98,7 +98,7 @@ def rewrite(
     for side, used in ((forward, memory[:boundary]), (backward, memory[boundary:])):
         (output,) = side.graph.find_nodes(op="output")
         peak = max(used, default=0)
-        output.meta[SPARE_BYTES] = max(0, (limit_bytes or 0) - peak)
+        output.meta[SPARE_BYTES] = max(limit_bytes or 0, profile.peak_bytes) - peak
     returned = {node.name for node in emitter.returned}
     for node in backward.graph.find_nodes(op="placeholder"):
         node.meta[HELD] = node.name in returned

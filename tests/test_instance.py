@@ -391,6 +391,7 @@ def test_the_schema_is_that_of_the_classes(
             assert field.name in rules["required"]
             continue
         plain = default.value if isinstance(default, Enum) else default
+        plain = list(plain) if isinstance(plain, tuple) else plain
         assert field.name not in rules["required"]
         assert properties[field.name]["default"] == plain
         if isinstance(default, Enum):
