@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import pytest
 
-from gcpass.solvers.bound import given_order
+from gcpass.solvers.bound import (
+    floor_lower_bound_bytes,
+    given_order,
+    lower_bound_seconds,
+)
 from gcpass.solvers.check import check
 from gcpass.solvers.errors import InvalidProblemError, SolverError
 from gcpass.solvers.liveness import make_plan
-from gcpass.solvers.problem import OpId, Origin, Phase, Plan, Problem
+from gcpass.solvers.problem import OpId, Origin, Phase, Plan, Problem, ValueId
 from tests.exact import plans
 from tests.problems import Builder, chain, random_problem, transformer
 
@@ -109,6 +114,81 @@ def test_names_a_value_that_must_not_be_saved() -> None:
     with pytest.raises(SolverError, match="savable: value 1"):
         check(problem, _plan(problem, [0, 1, 2, 3, 4, 5], 3), None)
     check(problem, _plan(problem, [0, 1, 2, 3, 0, 4, 5], 3), None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InPlace:
+    """A product of 8 bytes, a kernel that reads it, and a sum over its result."""
+
+    aligned: bool = True
+    size: int = 8  # of the kernel's result
+    held: bool = False  # whether the product is an output
+    read_later: bool = False  # the product, by the sum
+    through: bool = False  # whether a virtual value is in between
+    turned: bool = False  # whether that reads the product elsewhere
+    peak_bytes: int
+
+    def problem(self) -> Problem:
+        """Return the forward."""
+        b = Builder()
+        product = b.value(8, held=self.held)
+        result, total = b.value(self.size), b.value(1, held=True)
+        b.run([], [product], 1.0)
+        source = product
+        if self.through:
+            source = b.value(16)  # wider numbers in between do not matter
+            aligned = () if self.turned else (product,)
+            soft = {"fusible": True, "absorbing": True}
+            b.run([product], [source], 1.0, aligned=aligned, **soft)
+        aligned = (source,) if self.aligned else ()
+        b.run([source], [result], 1.0, fusible=True, absorbing=True, aligned=aligned)
+        later = [product] if self.read_later else []
+        b.run([result, *later], [total], 1.0)
+        return b.problem()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        InPlace(peak_bytes=9),
+        InPlace(aligned=False, peak_bytes=16),
+        InPlace(size=6, peak_bytes=14),
+        InPlace(held=True, peak_bytes=17),
+        InPlace(read_later=True, peak_bytes=17),
+        InPlace(through=True, peak_bytes=9),
+        InPlace(through=True, turned=True, peak_bytes=16),
+    ],
+    ids=str,
+)
+def test_results_take_the_place_of_what_ends(case: InPlace) -> None:
+    problem = case.problem()
+    count = len(problem.operations)
+    plan = _plan(problem, list(range(count)), count)
+    assert plan.peak_bytes == case.peak_bytes
+    check(problem, plan, case.peak_bytes)
+    assert lower_bound_seconds(problem, case.peak_bytes).seconds <= plan.cost_seconds
+    assert floor_lower_bound_bytes(problem) <= case.peak_bytes
+
+
+def test_tangents_are_not_written_over() -> None:
+    b = Builder()
+    tangent, gradient = b.value(8, Origin.TANGENT), b.value(8, held=True)
+    b.run([tangent], [gradient], 1.0, Phase.BACKWARD, fusible=True, aligned=(tangent,))
+    plan = _plan(b.problem(), [0], 0)
+    assert plan.peak_bytes == 16
+    check(b.problem(), plan, 16)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fusible": False}, {"aligned": (ValueId(1),)}, {"writes": 2}], ids=str
+)
+def test_refuses_what_cannot_be_aligned(wrong: dict[str, Any]) -> None:
+    b = Builder()
+    x = b.value(4, Origin.INPUT)
+    results = [b.value(4) for _ in range(wrong.pop("writes", 1))]
+    b.run([x], results, 1.0, **({"fusible": True, "aligned": (x,)} | wrong))
+    with pytest.raises(InvalidProblemError, match="aligned"):
+        b.problem()
 
 
 def test_a_plan_without_backward_and_an_empty_one() -> None:
