@@ -1,19 +1,23 @@
-"""Compares the predicted, the scheduled and the measured peak of training steps.
+"""Compares predicted, scheduled and measured peaks, and predicted and measured times.
 
-    python examples/accuracy.py [llama bert ...] [--budgets none 0.6 0.4 min]
+    python examples/accuracy.py [llama ...] [--budgets none 0.6 0.4 min] [--rounds 5]
 
 Predicted is the peak by the plan, scheduled that of the program which Inductor
 generated, read before it is built, measured that of torch's CPU allocator during a
-step. Models are transformers' and diffusers' own with random weights, and a chain of
-linear layers; each is one region with its loss.
+step. Times are relative to the first budget's: predicted by the roofline, measured in
+process CPU seconds, budgets by turns, the median of the rounds. Models are those of
+transformers and diffusers with random weights, and a chain of linear layers; each is one
+region with its loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +25,7 @@ from torch import Tensor, nn
 
 import gcpass
 from gcpass import InfeasibleBudgetError
-
-Step = Callable[[], Tensor]
+from gcpass.decisions import RegionPlan
 
 
 class WithLoss(nn.Module):
@@ -175,36 +178,84 @@ def chain() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 MODELS = (llama, gpt2, bert, vit, resnet, unet, chain)
+Make = Callable[[], tuple[nn.Module, dict[str, Tensor]]]
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """A model compiled for a budget, after its first step.
+
+    Attributes:
+        budget: as asked for.
+        step: runs another step.
+        plan: what gcpass planned; None where the budget is under the floor.
+        floor_bytes: then the floor.
+        peak_bytes: measured.
+        seconds: process CPU time of steps.
+    """
+
+    budget: str
+    step: Callable[[], None]
+    plan: RegionPlan | None
+    floor_bytes: int = 0
+    peak_bytes: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def error(self) -> float:
+        """Return by how much the predicted peak is above the measured one."""
+        assert self.plan is not None
+        return self.plan.predicted_peak_bytes / self.peak_bytes - 1
 
 
 def main() -> None:
-    """Print a row per model and budget, and the errors of all."""
+    """Print a row per model and budget, the errors, and how well times are ranked."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [make.__name__ for make in MODELS]
     parser.add_argument("models", nargs="*", choices=[[], *names], help="all if none")
     parser.add_argument("--budgets", nargs="+", default=["none", "0.6", "0.4", "min"])
+    parser.add_argument("--rounds", type=int, default=5, help="of timing")
     given = parser.parse_args()
-    print("| model | budget | of (MB) | predicted | scheduled | measured | error |")
-    print("|---|---|---|---|---|---|---|")
-    errors = []
+    print(
+        "| model | budget | of (MB) | predicted | scheduled | measured | error |",
+        end="",
+    )
+    print(" time, predicted | measured |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    errors, times = [], []
     for make in MODELS:
-        if not given.models or make.__name__ in given.models:
-            errors += [row(make.__name__, make, budget) for budget in given.budgets]
-    found = [abs(error) for error in errors if error is not None]
-    if found:
-        middle, largest = 100 * statistics.median(found), 100 * max(found)
+        if given.models and make.__name__ not in given.models:
+            continue
+        torch._dynamo.reset()
+        trained = [train(make, budget) for budget in given.budgets]
+        fitting = [one for one in trained if one.plan is not None]
+        for _ in range(given.rounds):
+            for one in fitting:
+                started = time.process_time()
+                one.step()
+                one.seconds.append(time.process_time() - started)
+        for one in trained:
+            ratios = time_ratios(one, fitting[0])
+            print_row(make.__name__, one, ratios)
+            if one.plan is not None:
+                errors.append(abs(one.error))
+            if ratios is not None and one is not fitting[0]:
+                times.append(ratios)
+    if errors:
+        middle, largest = 100 * statistics.median(errors), 100 * max(errors)
         print(
-            f"\nerror of the prediction: median {middle:.1f}, largest {largest:.1f} %"
+            f"\nerror of predicted peaks: median {middle:.1f}, largest {largest:.1f} %"
         )
+    if len(times) > 2:
+        predicted, measured = zip(*times, strict=True)
+        rank = statistics.correlation(ranks(predicted), ranks(measured))
+        print(f"rank correlation of {len(times)} ratios of time: {rank:.2f}")
 
 
-def row(
-    name: str, make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], budget: str
-) -> float | None:
-    """Print a row; return predicted / measured - 1, None where no plan fits."""
+def train(make: Make, budget: str) -> Trained:
+    """Compile a new model for a budget, run a step and measure another."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
     model, inputs = make()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -219,22 +270,46 @@ def row(
     try:
         step()
     except InfeasibleBudgetError as error:
-        print(f"| {name} | {budget} | floor {megabytes(error.floor_bytes)} | | | | |")
-        return None
-    measured = gcpass.measure(step)
+        floor = error.floor_bytes
+        return Trained(budget=budget, step=step, plan=None, floor_bytes=floor)
     plan = gcpass.plans()[-1]
-    error_of = plan.predicted_peak_bytes / measured - 1
-    cells = (
-        name,
-        budget,
-        megabytes(plan.budget_bytes),
-        megabytes(plan.predicted_peak_bytes),
-        megabytes(plan.scheduled_peak_bytes),
-        megabytes(measured),
-        f"{100 * error_of:+.1f} %",
-    )
-    print("| " + " | ".join(cells) + " |", flush=True)
-    return error_of
+    peak = gcpass.measure(step)
+    return Trained(budget=budget, step=step, plan=plan, peak_bytes=peak)
+
+
+def time_ratios(one: Trained, first: Trained) -> tuple[float, float] | None:
+    """Return predicted and measured time over those of the first budget."""
+    if one.plan is None or first.plan is None or not one.seconds:
+        return None
+    measured = statistics.median(one.seconds) / statistics.median(first.seconds)
+    return (1 + one.plan.overhead) / (1 + first.plan.overhead), measured
+
+
+def ranks(numbers: Sequence[float]) -> list[float]:
+    """Return the place of each number among them, equal ones share the mean place."""
+    return [
+        sum(other < number for other in numbers)
+        + (sum(other == number for other in numbers) - 1) / 2
+        for number in numbers
+    ]
+
+
+def print_row(name: str, one: Trained, ratios: tuple[float, float] | None) -> None:
+    """Print what one budget came to."""
+    plan = one.plan
+    if plan is None:
+        cells = [f"floor {megabytes(one.floor_bytes)}", *[""] * 6]
+    else:
+        times = ["-", "-"] if ratios is None else [f"{ratio:.3f}" for ratio in ratios]
+        cells = [
+            megabytes(plan.budget_bytes),
+            megabytes(plan.predicted_peak_bytes),
+            megabytes(plan.scheduled_peak_bytes),
+            megabytes(one.peak_bytes),
+            f"{100 * one.error:+.1f} %",
+            *times,
+        ]
+    print("| " + " | ".join([name, one.budget, *cells]) + " |", flush=True)
 
 
 def megabytes(size_bytes: int | None) -> str:
