@@ -6,8 +6,8 @@ Predicted is the peak by the plan, scheduled that of the program which Inductor
 generated, read before it is built, measured that of torch's CPU allocator during a
 step. Times are relative to the first budget's: predicted by the roofline, measured in
 process CPU seconds, budgets by turns, the median of the rounds. Models are those of
-transformers and diffusers with random weights, and a chain of linear layers; each is one
-region with its loss.
+transformers and diffusers with random weights, and a chain of linear layers; each is
+one region with its loss.
 """
 
 from __future__ import annotations

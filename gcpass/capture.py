@@ -22,7 +22,14 @@ from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost import node_cost
 from gcpass.errors import UnsupportedGraphError
 from gcpass.hardware import Device
-from gcpass.op_facts import Kind, draws_random, is_elementwise, op_kind, selects
+from gcpass.op_facts import (
+    Kind,
+    draws_random,
+    is_cast,
+    is_elementwise,
+    op_kind,
+    selects,
+)
 from gcpass.scopes import Scope
 from gcpass.sizes import hint_int, storage_bytes
 from gcpass.solvers.problem import (
@@ -84,7 +91,7 @@ class Capture:
         reasons: why an operation is not recomputable, None where it is.
         num_fwd_outputs: how many of the graph's outputs are the forward's.
         shares: the scopes in it, see `gcpass.regions`.
-        refusals: value -> why it must not be saved, where a scope forbids it.
+        refusals: value -> why it must not be saved, where no tag forbids it.
     """
 
     graph: fx.Graph
@@ -162,12 +169,13 @@ def capture(
             )
         )
     hidden = _hidden_values(draft, phases, reasons, follow_hints=follow_hints)
+    casts = _casts_of_inputs(draft, reasons) - hidden
     values = tuple(
         Value(
             size_bytes=size,
             origin=origin,
             held=value_id in held and origin is not Origin.INPUT,
-            savable=value_id not in hidden,
+            savable=value_id not in hidden and value_id not in casts,
         )
         for value_id, (size, origin) in enumerate(
             zip(draft.sizes, draft.origins, strict=True)
@@ -185,6 +193,7 @@ def capture(
         root={n: ValueId(v) for n, v in draft.root.items()},
         reasons=tuple(reasons),
         num_fwd_outputs=num_fwd_outputs,
+        refusals=dict.fromkeys(casts, "a cast of an input is made again"),
     )
 
 
@@ -451,6 +460,21 @@ def _hidden_values(
         if tagged or heir:
             hidden.update(draft.writes[op_id])
     return hidden
+
+
+def _casts_of_inputs(draft: _Draft, reasons: Sequence[str | None]) -> set[ValueId]:
+    """Return values that are inputs in another type.
+
+    Mixed precision makes one of every weight. All of them would be alive between
+    forward and backward, for the little time that a cast takes.
+    """
+    return {
+        ValueId(value)
+        for op_id, node in enumerate(draft.op_nodes)
+        if is_cast(node) and reasons[op_id] is None
+        if all(draft.origins[read] is Origin.INPUT for read in draft.reads[op_id])
+        for value in draft.writes[op_id]
+    }
 
 
 def _bytes_moved(

@@ -20,8 +20,8 @@ from gcpass.flops import call_of, carried_call, graph_bodies, op_names
 from gcpass.sizes import tensors_in
 from gcpass.torch_private import HigherOrderOperator, OpOverload
 
-__all__ = ["Kind", "draws_random", "is_discrete", "is_elementwise", "op_kind"]
-__all__ += ["selects"]
+__all__ = ["Kind", "draws_random", "is_cast", "is_discrete", "is_elementwise"]
+__all__ += ["op_kind", "selects"]
 
 
 class Kind(Enum):
@@ -152,6 +152,12 @@ def op_kind(node: fx.Node) -> Kind:
     makes_tensors = bool(tensors_in(node.meta.get("val")))
     is_operator = isinstance(target, HigherOrderOperator) or makes_tensors
     return Kind.EXTERN if is_operator else Kind.NONE
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Return whether the node changes the type of numbers and does nothing else."""
+    target = node.target
+    return isinstance(target, OpOverload) and op_names(target)[-1] in _CONVERSIONS
 
 
 @cache

@@ -66,6 +66,19 @@ def test_bfloat16_autocast(model: tuple[nn.Module, Tensor], budget: Budget) -> N
     assert difference(*model, budget=budget, autocast=True, steps=2) < 2e-2
 
 
+@pytest.mark.parametrize("budget", [None, "min"], ids=str)
+def test_casts_of_weights_are_made_again(budget: Budget) -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    x = torch.randn(8, 256)
+    assert difference(model, x, budget=budget, autocast=True) < 2e-2
+    casts = [
+        v for v in plan().values if v.shape == (256, 256) and v.size_bytes == 2**17
+    ]
+    assert len(casts) >= 4
+    assert not [v.name for v in casts if v.decision == "saved"]
+    assert plan().saved_bytes < 2**16
+
+
 def test_budgets_do_recompute() -> None:
     # The tests above would prove little if nothing was recomputed.
     for make in MODELS.values():
