@@ -19,9 +19,8 @@ from torch.fx.node import map_arg
 
 from gcpass.budget import Fraction
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
-from gcpass.cost import node_cost
+from gcpass.cost_model import CostModel
 from gcpass.errors import UnsupportedGraphError
-from gcpass.hardware import Device
 from gcpass.op_facts import (
     Kind,
     draws_random,
@@ -115,7 +114,7 @@ def capture(
     *,
     num_fwd_outputs: int,
     mutated: frozenset[fx.Node],
-    device: Device,
+    costs: CostModel,
     fuses: bool,
     follow_hints: bool,
 ) -> Capture:
@@ -125,7 +124,7 @@ def capture(
         graph: joint graph; `snapshot_mutated_inputs` has run on it.
         num_fwd_outputs: how many of its outputs are the forward's.
         mutated: placeholders whose storage the region writes.
-        device: prices the operations.
+        costs: prices the operations.
         fuses: whether a fusing compiler runs the result.
         follow_hints: whether PREFER_RECOMPUTE tags forbid saving.
     """
@@ -149,7 +148,7 @@ def capture(
     operations = []
     for op_id, node in enumerate(draft.op_nodes):
         moved = _bytes_moved(draft, op_id, kinds, readers, absorbing, held)
-        cost = node_cost(node, device, bytes_moved=moved)
+        cost = costs.price(node, moved)
         operations.append(
             Operation(
                 reads=tuple(ValueId(v) for v in draft.reads[op_id]),
@@ -168,6 +167,8 @@ def capture(
                 ),
             )
         )
+    costs.save()
+    saving = 2.0 / costs.device.bandwidth_bytes_per_s  # written and read
     hidden = _hidden_values(draft, phases, reasons, follow_hints=follow_hints)
     casts = _casts_of_inputs(draft, reasons) - hidden
     values = tuple(
@@ -186,7 +187,7 @@ def capture(
         problem=Problem(
             operations=tuple(operations),
             values=values,
-            save_seconds_per_byte=2.0 / device.bandwidth_bytes_per_s if fuses else 0.0,
+            save_seconds_per_byte=saving if fuses else 0.0,
         ),
         op_nodes=tuple(draft.op_nodes),
         value_nodes=tuple(draft.value_nodes),

@@ -14,7 +14,6 @@ Not modelled: caches, occupancy, tile quantisation, overlap of kernels.
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from torch import fx
 
 from gcpass.flops import USER_FORMULAS, node_flops, op_names, user_formulas
+from gcpass.function_text import function_text
 from gcpass.hardware import Device
 from gcpass.op_facts import Kind, draws_random, is_discrete, op_kind
 from gcpass.sizes import read_bytes, storage_bytes, tensors_in
@@ -183,13 +183,11 @@ def unregister_cost(op: Any) -> None:
 def cost_registry_fingerprint() -> str:
     """Return a digest of all user formulas, the same in every process.
 
-    It holds the operators' names and the formulas' source, or their byte code where
-    the source is out of reach, with simple values that they close over. Globals that a
-    formula reads are not part of it.
+    It holds the operators' names and the formulas' text, see `gcpass.function_text`.
     """
     digest = hashlib.sha256()
     for name, formula in sorted(user_formulas().items()):
-        digest.update(f"{name}\0{_formula_text(formula)}\0".encode())
+        digest.update(f"{name}\0{function_text(formula)}\0".encode())
     return digest.hexdigest()
 
 
@@ -207,29 +205,6 @@ def _registered_name(op: Any) -> str:
         f"register_cost takes an operator or its name and was given {op!r}; "
         "pass torch.ops.lib.op or 'lib::op'"
     )
-
-
-def _formula_text(formula: Callable[..., int]) -> str:
-    function = inspect.unwrap(formula)
-    name = f"{getattr(function, '__module__', '')}.{_qualified_name(function)}"
-    cells = getattr(function, "__closure__", None) or ()
-    values = [repr(c.cell_contents) for c in cells if _is_simple(c.cell_contents)]
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):  # typed in an interactive shell, or not a function
-        code = getattr(function, "__code__", None)
-        source = "" if code is None else f"{code.co_code.hex()}{code.co_names}"
-        constants = () if code is None else code.co_consts
-        values += [repr(value) for value in constants if _is_simple(value)]
-    return "\0".join([name, source, *values])
-
-
-def _qualified_name(function: Callable[..., int]) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def _is_simple(value: object) -> bool:
-    return isinstance(value, int | float | str | None)
 
 
 def _all_bytes(node: fx.Node) -> int:

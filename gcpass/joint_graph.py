@@ -48,17 +48,17 @@ def mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def device_of(graph: fx.Graph) -> Device:
-    """Return the device that most of the region's inputs are on."""
+def device_of(graph: fx.Graph) -> tuple[Device, torch.device]:
+    """Return the device that most of the region's inputs are on, and torch's for it."""
     counts: dict[torch.device, int] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             counts[value.device] = counts.get(value.device, 0) + value.dim()
     if not counts:
-        return current_device("cpu", None)
+        return current_device("cpu", None), torch.device("cpu")
     best = max(counts, key=lambda d: (counts[d], str(d)))
     name = None
     if best.type == "cuda" and torch.cuda.is_available():
         name = torch.cuda.get_device_name(best)
-    return current_device(best.type, name)
+    return current_device(best.type, name), best

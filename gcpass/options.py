@@ -15,13 +15,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from gcpass.budget import Budget, Minimum, parse_budget
 from gcpass.errors import InvalidOptionError
+from gcpass.function_text import function_text
 from gcpass.scopes import Scope, parse_patterns
 from gcpass.units import format_bytes
 
@@ -52,6 +53,9 @@ class Options(BaseModel):
         verify: read the peak of the generated program and solve again when it is
             over the budget.
         check_gradients: compare the first step of every region with eager.
+        cost_model: what prices operations: the device's rates ("roofline"), times
+            measured on it ("profile"), or a function that takes a node of the joint
+            graph and returns the seconds of one execution, None for the roofline's.
         strict: raise when a solver fails, instead of falling back with a warning.
         regions: limits and policies by module path, see `gcpass.scopes`.
         mode: as in ``torch.compile(mode=...)``.
@@ -69,6 +73,10 @@ class Options(BaseModel):
     codegen: Literal["inductor", "eager"] = "inductor"
     verify: bool = True
     check_gradients: bool = False
+    cost_model: Literal["roofline", "profile"] | Callable[..., Any] = Field(
+        default="roofline",
+        description="'roofline', 'profile' or a function of a node",
+    )
     strict: bool = False
     regions: tuple[Scope, ...] = Field(
         default=(), description='{"pattern": "save" or {"memory_budget": 0.1}}'
@@ -109,6 +117,8 @@ class Options(BaseModel):
         content: dict[str, object] = dict(self)
         content["memory_budget"] = repr(self.budget)
         content["regions"] = repr(self.regions)
+        if callable(self.cost_model):
+            content["cost_model"] = function_text(self.cost_model)
         text = json.dumps(_canonical(content), separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

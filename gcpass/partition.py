@@ -19,6 +19,7 @@ from gcpass.capture import (
     snapshot_mutated_inputs,
 )
 from gcpass.collector import paused_collector
+from gcpass.cost_model import cost_model_of
 from gcpass.decisions import RegionPlan
 from gcpass.fit import Candidate, Search, held_between
 from gcpass.joint_graph import device_of, has_backward, mutated_inputs, prepare
@@ -80,12 +81,11 @@ def partition(
         )
     mutated = mutated_inputs(graph)
     snapshot_mutated_inputs(graph, mutated, output_nodes(graph)[:num_fwd_outputs])
-    device = device_of(graph)
     captured = capture(
         graph,
         num_fwd_outputs=num_fwd_outputs,
         mutated=mutated,
-        device=device,
+        costs=cost_model_of(options.cost_model, *device_of(graph)),
         fuses=options.codegen == "inductor",
         follow_hints=isinstance(options.budget, Unlimited),
     )

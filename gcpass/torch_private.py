@@ -40,6 +40,7 @@ from torch._inductor.ir import (
     TensorBox,
 )
 from torch._inductor.lowering import add_layout_constraint, require_contiguous
+from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.scheduler import NopKernelSchedulerNode, SchedulerNode
 from torch._inductor.utils import BoxedBool
@@ -89,6 +90,7 @@ __all__ = [
     "add_layout_constraint",
     "allocations_during",
     "annotate",
+    "benchmarker",
     "cache_dir",
     "cleanup_recompute_tags",
     "compile_context",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gcpass.sizes import hint_int
+from gcpass.real_arguments import describe, real
 from gcpass.torch_private import (
     OpOverload,
     allocations_during,
@@ -43,7 +43,7 @@ def workspace_bytes(func: Any, args: Any, kwargs: Any) -> int:
         return 0
     if func._schema.name.split("::")[1] in _PLAIN or _is_unsafe(func):
         return 0
-    key = (str(func), _describe(args), _describe(kwargs))
+    key = (str(func), describe(args), describe(kwargs))
     if key not in _known:
         _known[key] = _measure(func, args, kwargs)
     return _known[key]
@@ -61,7 +61,7 @@ def _measure(func: Any, args: Any, kwargs: Any) -> int:
         return 0
     try:
         with without_modes(), torch.random.fork_rng(devices=()):
-            real_args, real_kwargs = _real(args), _real(kwargs)
+            real_args, real_kwargs = real(args), real(kwargs)
             changes = allocations_during(lambda: func(*real_args, **real_kwargs))
     except (RuntimeError, NotImplementedError, IndexError, ValueError) as error:
         log.debug("workspace of %s is unknown: %s", func, error)
@@ -84,33 +84,3 @@ def _leaves(values: Any) -> list[Any]:
     if isinstance(values, dict):
         return [leaf for item in values.values() for leaf in _leaves(item)]
     return [values]
-
-
-def _describe(value: Any) -> object:
-    if isinstance(value, torch.Tensor):
-        shape = tuple(hint_int(s) for s in value.shape)
-        stride = tuple(hint_int(s) for s in value.stride())
-        return (shape, stride, str(value.dtype), value.device.type)
-    if isinstance(value, (list, tuple)):
-        return tuple(_describe(item) for item in value)
-    if isinstance(value, dict):
-        return tuple((k, _describe(v)) for k, v in sorted(value.items()))
-    if isinstance(value, torch.SymInt):
-        return hint_int(value)
-    return repr(value)
-
-
-def _real(value: Any) -> Any:
-    """Return real arguments of the same layout, filled with zeros."""
-    if isinstance(value, torch.Tensor):
-        shape = [hint_int(s) for s in value.shape]
-        stride = [hint_int(s) for s in value.stride()]
-        tensor = torch.empty_strided(shape, stride, dtype=value.dtype, device="cpu")
-        return tensor.zero_()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_real(item) for item in value)
-    if isinstance(value, dict):
-        return {k: _real(v) for k, v in value.items()}
-    if isinstance(value, torch.SymInt):
-        return hint_int(value)
-    return value

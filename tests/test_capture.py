@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gcpass.capture import capture
+from gcpass.cost_model import Roofline
 from gcpass.hardware import find_device
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def _aligned(function: Callable[..., Tensor], *, fuses: bool = True) -> set[str]
         graph,
         num_fwd_outputs=1,
         mutated=frozenset(),
-        device=find_device("A100"),
+        costs=Roofline(find_device("A100")),
         fuses=fuses,
         follow_hints=False,
     )

@@ -20,6 +20,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gcpass.capture import Capture, capture
+from gcpass.cost_model import Roofline
 from gcpass.decisions import (
     RegionPlan,
     ScopeDecision,
@@ -467,7 +468,7 @@ def test_a_traced_graph() -> None:
         module.graph,
         num_fwd_outputs=1,
         mutated=frozenset(),
-        device=this_cpu(),
+        costs=Roofline(this_cpu()),
         fuses=False,
         follow_hints=False,
     )

@@ -263,6 +263,7 @@ def test_fingerprint_changes_with_every_option() -> None:
         {"verify": False},
         {"check_gradients": True},
         {"strict": True},
+        {"cost_model": "profile"},
         {"regions": {"a": "save", "b": "recompute"}},
         {"regions": {"b": "recompute", "a": "save"}},  # the first that matches wins
         {"regions": {"a": {"memory_budget": 0.5}}},
