@@ -1,10 +1,11 @@
 """Compares predicted, scheduled and measured peaks, and predicted and measured times.
 
     python examples/accuracy.py [llama ...] [--budgets none 0.6 0.4 min] [--rounds 5]
+        [--cost-model profile]
 
 Predicted is the peak by the plan, scheduled that of the program which Inductor
 generated, read before it is built, measured that of torch's CPU allocator during a
-step. Times are relative to the first budget's: predicted by the roofline, measured in
+step. Times are relative to the first budget's: predicted by `--cost-model`, measured in
 process CPU seconds, budgets by turns, the median of the rounds. Models are those of
 transformers and diffusers with random weights, and a chain of linear layers; each is
 one region with its loss.
@@ -216,6 +217,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", choices=[[], *names], help="all if none")
     parser.add_argument("--budgets", nargs="+", default=["none", "0.6", "0.4", "min"])
     parser.add_argument("--rounds", type=int, default=5, help="of timing")
+    parser.add_argument("--cost-model", default="roofline", help="or profile")
     given = parser.parse_args()
     print(
         "| model | budget | of (MB) | predicted | scheduled | measured | error |",
@@ -228,7 +230,7 @@ def main() -> None:
         if given.models and make.__name__ not in given.models:
             continue
         torch._dynamo.reset()
-        trained = [train(make, budget) for budget in given.budgets]
+        trained = [train(make, budget, given.cost_model) for budget in given.budgets]
         fitting = [one for one in trained if one.plan is not None]
         for _ in range(given.rounds):
             for one in fitting:
@@ -253,7 +255,7 @@ def main() -> None:
         print(f"rank correlation of {len(times)} ratios of time: {rank:.2f}")
 
 
-def train(make: Make, budget: str) -> Trained:
+def train(make: Make, budget: str, cost_model: str) -> Trained:
     """Compile a new model for a budget, run a step and measure another."""
     torch.manual_seed(0)
     model, inputs = make()
@@ -261,7 +263,7 @@ def train(make: Make, budget: str) -> Trained:
         parameter.grad = torch.zeros_like(parameter)
     special = {"none": None, "min": "min"}
     asked = special[budget] if budget in special else float(budget)
-    options = {"memory_budget": asked}
+    options = {"memory_budget": asked, "cost_model": cost_model}
     compiled = torch.compile(model, backend="gcpass", options=options, fullgraph=True)
 
     def step() -> None:
