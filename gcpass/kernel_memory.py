@@ -8,7 +8,7 @@ memory that only it still reads, at the indices that it writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -61,8 +61,9 @@ class KernelMemory:
         counts = np.array([len(s.readers) for s in storages], np.int64)
         self.starts: _Ints = np.cumsum(counts) - counts
         self.owner: _Ints = np.repeat(np.arange(len(storages)), counts)
-        self.overwrites = _overwrites(scheduler, self.numbers, storages)
+        self.overwrites = _Overwrites(_overwrites(scheduler, storages))
         self.profile = self._profile(self.place, self.kernel)
+        self.in_place = self._in_place(self.place, self.kernel)
         peak = int(self.profile.max(initial=0))
         self.most_bytes = peak + max(spare_bytes, int(peak * TOLERANCE))
         self._births = self._born(self.place)
@@ -81,8 +82,7 @@ class KernelMemory:
         span = slice(first, last + 1)
         inside = (self.place > first) & (self.place <= last)
         within = (self._births > first) & (self._births <= last)
-        in_place = self._in_place(self.place, self.kernel)[span]
-        most = int((self.profile[span] + in_place).max())
+        most = int((self.profile[span] + self.in_place[span]).max())
         most += int(self.sizes[within].sum())
         if most + int(self.workspace[inside].max(initial=0)) <= self.most_bytes:
             return True
@@ -100,6 +100,7 @@ class KernelMemory:
             self.place, self.kernel = self._fused(members)
             self.parts.update(dict.fromkeys(members, members))
             self.profile = self._profile(self.place, self.kernel)
+            self.in_place = self._in_place(self.place, self.kernel)
             self._births = self._born(self.place)
             self._fusions += 1
 
@@ -186,22 +187,17 @@ class KernelMemory:
 
     def _in_place(self, place: _Ints, kernel: _Ints) -> _Ints:
         """Return the bytes written over others at each place."""
+        over = self.overwrites
         result = np.zeros(len(place) + 1, np.int64)
-        if not self.overwrites:
+        if not len(over.node):
             return result
-        born, sizes = self._born(place), self._sizes(kernel)
-        done = set()
-        for over in self.overwrites:
-            at = place[over.node]
-            if (
-                over.node not in done
-                and born[over.old] < at
-                and sizes[over.old] == sizes[over.new]
-                and all(place[reader] < at for reader in over.others)
-                and all(place[reader] <= at for reader in over.needed)
-            ):
-                done.add(over.node)
-                result[at] += sizes[over.new]
+        at, sizes = place[over.node], self._sizes(kernel)
+        fits = (self._born(place)[over.old] < at) & (sizes[over.old] == sizes[over.new])
+        fits[over.of_other[place[over.other] >= at[over.of_other]]] = False
+        fits[over.of_needed[place[over.needed] > at[over.of_needed]]] = False
+        # A node has one result, which takes one place.
+        nodes, first = np.unique(over.node[fits], return_index=True)
+        np.add.at(result, place[nodes], sizes[over.new[fits][first]])
         return result
 
 
@@ -222,6 +218,23 @@ class _Overwrite:
     new: int
     others: tuple[int, ...]
     needed: tuple[int, ...]
+
+
+class _Overwrites:
+    """The same as columns; `of_other[i]` is the row that `other[i]` belongs to."""
+
+    def __init__(self, rows: Sequence[_Overwrite]) -> None:
+        self.node = _column(row.node for row in rows)
+        self.old = _column(row.old for row in rows)
+        self.new = _column(row.new for row in rows)
+        self.other = _column(n for row in rows for n in row.others)
+        self.of_other = _column(i for i, row in enumerate(rows) for _ in row.others)
+        self.needed = _column(n for row in rows for n in row.needed)
+        self.of_needed = _column(i for i, row in enumerate(rows) for _ in row.needed)
+
+
+def _column(numbers: Iterable[int]) -> _Ints:
+    return np.fromiter(numbers, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +299,7 @@ def _storages(
     ]
 
 
-def _overwrites(
-    scheduler: Any, numbers: Mapping[str, int], storages: Sequence[_Storage]
-) -> list[_Overwrite]:
+def _overwrites(scheduler: Any, storages: Sequence[_Storage]) -> list[_Overwrite]:
     """Return what nodes may write over."""
     at = {storage.name: i for i, storage in enumerate(storages)}
     result = []
