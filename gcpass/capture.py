@@ -21,16 +21,10 @@ from gcpass.budget import Fraction
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost_model import CostModel
 from gcpass.errors import UnsupportedGraphError
-from gcpass.op_facts import (
-    Kind,
-    draws_random,
-    is_cast,
-    is_elementwise,
-    op_kind,
-    selects,
-)
+from gcpass.op_facts import Kind, draws_random, is_cast, op_kind, selects
+from gcpass.places import changes_only_dtype, reads_aligned
 from gcpass.scopes import Scope
-from gcpass.sizes import hint_int, storage_bytes
+from gcpass.sizes import storage_bytes
 from gcpass.solvers.problem import (
     Operation,
     Origin,
@@ -201,24 +195,11 @@ def capture(
 def _aligned(draft: _Draft, op_id: int) -> tuple[ValueId, ...]:
     """Return the values that an operation reads at the places that it writes."""
     node = draft.op_nodes[op_id]
-    if len(draft.writes[op_id]) != 1 or not is_elementwise(node.target):
+    if len(draft.writes[op_id]) != 1:
         return ()
-    places = _places(node)
     sources = [n for n in node.all_input_nodes if n in draft.root]
-    elsewhere = {draft.root[n] for n in sources if _places(n) != places}
+    elsewhere = {draft.root[n] for n in sources if not reads_aligned(node, n)}
     return tuple(ValueId(v) for v in draft.reads[op_id] if v not in elsewhere)
-
-
-def _places(node: fx.Node) -> tuple[int, list[tuple[int, int]]] | None:
-    """Return where a tensor's elements are in its storage, None for other values."""
-    val = node.meta.get("val")
-    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
-        return None
-    dimensions = [
-        (hint_int(size), hint_int(stride))
-        for size, stride in zip(val.shape, val.stride(), strict=True)
-    ]
-    return hint_int(val.storage_offset()), [d for d in dimensions if d[0] != 1]
 
 
 def _workspace(node: fx.Node) -> int:
@@ -469,13 +450,15 @@ def _casts_of_inputs(draft: _Draft, reasons: Sequence[str | None]) -> set[ValueI
     Mixed precision makes one of every weight. All of them would be alive between
     forward and backward, for the little time that a cast takes.
     """
-    return {
-        ValueId(value)
-        for op_id, node in enumerate(draft.op_nodes)
-        if is_cast(node) and reasons[op_id] is None
-        if all(draft.origins[read] is Origin.INPUT for read in draft.reads[op_id])
-        for value in draft.writes[op_id]
-    }
+    found: set[ValueId] = set()
+    for op_id, node in enumerate(draft.op_nodes):
+        sources = [n for n in node.all_input_nodes if n in draft.root]
+        if not is_cast(node) or reasons[op_id] is not None or len(sources) != 1:
+            continue
+        is_input = draft.origins[draft.root[sources[0]]] is Origin.INPUT
+        if is_input and changes_only_dtype(node, sources[0]):
+            found.update(ValueId(v) for v in draft.writes[op_id])
+    return found
 
 
 def _bytes_moved(

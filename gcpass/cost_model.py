@@ -88,5 +88,10 @@ def cost_model_of(option: Any, device: Device, torch_device: torch.device) -> Co
     if option == "roofline":
         return Roofline(device)
     if option == "profile":
+        if torch_device.type not in ("cpu", "cuda"):
+            raise InvalidOptionError(
+                f"cost_model='profile' measures on cpu and cuda, not on {torch_device}",
+                option="cost_model",
+            )
         return Profile(nominal=device, torch_device=torch_device)
     return UserModel(device, option)

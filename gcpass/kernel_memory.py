@@ -192,7 +192,8 @@ class KernelMemory:
         if not len(over.node):
             return result
         at, sizes = place[over.node], self._sizes(kernel)
-        fits = (self._born(place)[over.old] < at) & (sizes[over.old] == sizes[over.new])
+        born = np.where(self.writer < 0, -1, place[self.writer])  # inputs: before all
+        fits = (born[over.old] < at) & (sizes[over.old] == sizes[over.new])
         fits[over.of_other[place[over.other] >= at[over.of_other]]] = False
         fits[over.of_needed[place[over.needed] > at[over.of_needed]]] = False
         # A node has one result, which takes one place.

@@ -20,8 +20,15 @@ from gcpass.flops import call_of, carried_call, graph_bodies, op_names
 from gcpass.sizes import tensors_in
 from gcpass.torch_private import HigherOrderOperator, OpOverload
 
-__all__ = ["Kind", "draws_random", "is_cast", "is_discrete", "is_elementwise"]
-__all__ += ["op_kind", "selects"]
+__all__ = [
+    "Kind",
+    "draws_random",
+    "is_cast",
+    "is_discrete",
+    "is_elementwise",
+    "op_kind",
+    "selects",
+]
 
 
 class Kind(Enum):
@@ -155,7 +162,7 @@ def op_kind(node: fx.Node) -> Kind:
 
 
 def is_cast(node: fx.Node) -> bool:
-    """Return whether the node changes the type of numbers and does nothing else."""
+    """Return whether the node's operator is one that changes the type of numbers."""
     target = node.target
     return isinstance(target, OpOverload) and op_names(target)[-1] in _CONVERSIONS
 

@@ -8,6 +8,8 @@ import torch
 
 from gcpass.sizes import hint_int
 
+__all__ = ["describe", "plain", "real"]
+
 
 def describe(value: Any) -> object:
     """Return what tells calls apart whose run takes other time or memory.
@@ -23,9 +25,7 @@ def describe(value: Any) -> object:
         return tuple(describe(item) for item in value)
     if isinstance(value, dict):
         return tuple((k, describe(v)) for k, v in sorted(value.items()))
-    if isinstance(value, torch.SymInt):
-        return hint_int(value)
-    return repr(value)
+    return repr(plain(value))
 
 
 def real(value: Any) -> Any:
@@ -39,6 +39,15 @@ def real(value: Any) -> Any:
         return type(value)(real(item) for item in value)
     if isinstance(value, dict):
         return {k: real(v) for k, v in value.items()}
+    return plain(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a number for a symbolic one, without adding a guard; else the value."""
     if isinstance(value, torch.SymInt):
         return hint_int(value)
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    if isinstance(value, torch.SymBool):
+        return True
     return value

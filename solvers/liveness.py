@@ -26,7 +26,8 @@ again):
 9. The cost is the sum of the executions' seconds, plus `save_seconds_per_byte` for
    every saved byte written by a fusible operation.
 
-Not modelled: padding and fragmentation of an allocator.
+Not modelled: padding and fragmentation of an allocator; that a fused kernel reads all
+at once what its parts read one after another.
 
 Source of 7: `decide_inplace_update` of Inductor's scheduler, torch 2.13.0.
 """
@@ -197,14 +198,16 @@ def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
     for t, op_id in enumerate(sequence):
         if operations[op_id].aligned and not virtual[writes[t][0]]:
             size = values[value[writes[t][0]]].size_bytes
-            stack = [t]
+            stack, seen = [t], {t}
             while stack and not in_place[t]:
                 at = stack.pop()
                 for slot in reads[at]:
                     if value[slot] not in operations[sequence[at]].aligned:
                         continue
                     if virtual[slot]:
-                        stack.append(start[slot])
+                        if start[slot] not in seen:
+                            seen.add(start[slot])
+                            stack.append(start[slot])
                     elif end[slot] == t and not fixed[value[slot]]:
                         if values[value[slot]].size_bytes == size:
                             in_place[t] = size

@@ -51,7 +51,7 @@ class Network(NamedTuple):
         barred: by value, whether it must not be alive at the turn.
         readers_from, readers: operations that read a value, ascending.
         turn: operation between forward and backward, -1 if there is none.
-        fuses: whether any value may be virtual.
+        fuses: whether any value may be virtual or written in place.
     """
 
     cost: FloatArray
@@ -251,7 +251,7 @@ class _Builder:
             readers_from=readers_from,
             readers=readers_flat,
             turn=turn,
-            fuses=bool(inlines.any()),
+            fuses=bool(inlines.any()) or len(aligned) > 0,
         )
 
     def _add_tokens(self, turn: int) -> None:

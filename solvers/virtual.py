@@ -8,7 +8,8 @@ and on what it draws on, hence on executions before it; how long a value is aliv
 depends on executions after it. So an edit is settled in two passes over the executions
 that it may concern: in their order for the first, against it for the second. Both go on
 only where something changed, which is within a few kernels of the edit. Writing in
-place can change where a value starts or ends, or did.
+place can change where a value starts or ends, or did, and where a kernel reads through
+other values than before.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def settle(net: Network, line: Timeline, count: int) -> None:
         slot = _pop(line, _FIRST, count)
         why = line.why[slot]
         line.why[slot] = 0
-        count = _decide(net, line, slot, why, count - 1)
+        count, stale = _decide(net, line, slot, why, count - 1, stale)
         touched = _push(line, _SECOND, touched, -slot)  # the latest first
     while touched:
         slot = -_pop(line, _SECOND, touched)
@@ -104,8 +105,15 @@ def settle_all(net: Network, line: Timeline) -> None:
 
 
 @compiled
-def _decide(net: Network, line: Timeline, slot: int, why: int, count: int) -> int:
-    """Find out what is virtual; enqueue readers whose sources may differ now."""
+def _decide(
+    net: Network, line: Timeline, slot: int, why: int, count: int, stale: int
+) -> tuple[int, int]:
+    """Find out what is virtual; enqueue readers whose sources may differ now.
+
+    Returns:
+        the length of the queue, and of the list of slots at which writing in place may
+        have changed: what a reader writes over it may reach through this value.
+    """
     op = line.operation[slot]
     for k in range(net.writes_from[op], net.writes_from[op + 1]):
         value = net.writes[k]
@@ -119,13 +127,14 @@ def _decide(net: Network, line: Timeline, slot: int, why: int, count: int) -> in
             continue
         limit = _next_write(line, slot)
         for r in range(net.readers_from[value], net.readers_from[value + 1]):
-            if not _inlines(net, net.readers[r]):
-                continue
+            inlines = _inlines(net, net.readers[r])
             at = first_after(line, net.readers[r], slot)
             while at != NONE and at < limit:
-                count = mark(line, count, at, SOURCES)
+                stale = _note_stale(line, stale, at)
+                if inlines:
+                    count = mark(line, count, at, SOURCES)
                 at = line.later[at]
-    return count
+    return count, stale
 
 
 @compiled

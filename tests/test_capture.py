@@ -44,6 +44,7 @@ def _aligned(function: Callable[..., Tensor], *, fuses: bool = True) -> set[str]
         (lambda a, b, row: aten.mul(row, b[1]), {"row_1"}),
         (lambda a, b, row: aten.where(a > 0, a, b), {"gt", "a_1", "b_1"}),
         (lambda a, b, row: a.to(torch.bfloat16), {"a_1"}),
+        (lambda a, b, row: a.to(torch.int32), set()),  # as wide, of another type
         (lambda a, b, row: aten.roll(a, [1], [0]), set()),
         (lambda a, b, row: aten.gather(a, 0, (b > 0).long()), set()),
         (lambda a, b, row: aten.mm(a, b), set()),

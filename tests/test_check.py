@@ -170,6 +170,23 @@ def test_results_take_the_place_of_what_ends(case: InPlace) -> None:
     assert floor_lower_bound_bytes(problem) <= case.peak_bytes
 
 
+def test_long_chains_of_virtual_values_take_little_time() -> None:
+    b = Builder()
+    first = x = b.value(8)
+    b.run([], [x], 1.0)
+    soft = {"fusible": True, "absorbing": True}
+    for _ in range(40):  # x + f(x), again and again: 2**40 ways back
+        inner, after = b.value(8), b.value(8)
+        b.run([x], [inner], 1.0, aligned=(x,), **soft)
+        b.run([x, inner], [after], 1.0, aligned=(x, inner), **soft)
+        x = after
+    b.run([x, first], [b.value(1, held=True)], 1.0)
+    count = len(b.operations)
+    plan = _plan(b.problem(), list(range(count)), count)
+    check(b.problem(), plan, None)
+    assert plan.peak_bytes == 17
+
+
 def test_tangents_are_not_written_over() -> None:
     b = Builder()
     tangent, gradient = b.value(8, Origin.TANGENT), b.value(8, held=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gcpass import profiled
+from gcpass import profiled, store
 from gcpass.cost_model import Roofline, cost_model_of
 from gcpass.errors import InvalidOptionError
+from gcpass.function_text import function_text
 from gcpass.hardware import this_cpu
 from gcpass.options import parse_options
 from gcpass.profiled import Profile, least_seconds
@@ -85,14 +87,43 @@ def test_kernels_take_what_traffic_or_arithmetic_takes(clock: Clock) -> None:
     )
 
 
-def test_draws_and_writes_are_not_run(clock: Clock) -> None:
-    nodes = _nodes(lambda a: torch.bernoulli(a), torch.zeros(WORK))
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda a: torch.bernoulli(a), "aten.bernoulli.default"),
+        (
+            lambda a: torch.ops.aten.index_put_(a, [a.long()], a),
+            "aten.index_put_.default",
+        ),
+    ],
+)
+def test_draws_and_writes_are_not_run(
+    function: Callable[[Tensor], Tensor], operator: str, clock: Clock
+) -> None:
+    node = _nodes(function, torch.zeros(WORK))[operator]
     clock.seconds = [0.01]
-    node = nodes["aten.bernoulli.default"]
     profile = _profile()
     expected = Roofline(profile.device).price(node, WORK).seconds
     assert profile.price(node, WORK).seconds == expected
     assert clock.calls == 1
+
+
+def test_measuring_adds_no_guard(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(profiled, "cache_dir", lambda: str(tmp_path))
+    start_over()
+
+    def clamped(x: Tensor) -> Tensor:
+        return (x.sin().clamp_min(x.shape[0]) * x).sum()
+
+    run = torch.compile(
+        clamped,
+        backend="gcpass",
+        dynamic=True,
+        options={"codegen": "eager", "cost_model": "profile"},
+    )
+    for batch in (8, 9, 10):
+        run(torch.randn(batch, 4, requires_grad=True)).backward()
+    assert len(store.plans()) == 1
 
 
 def test_what_cannot_be_run_has_the_rooflines_time(clock: Clock) -> None:
@@ -157,6 +188,52 @@ def test_a_time_that_is_none_is_an_error(wrong: Any) -> None:
     run = compiled(TwoWays(), 0.5, cost_model=lambda node: wrong)
     with pytest.raises(InvalidOptionError, match="cost_model returned"):
         run(torch.randn(64, 16))
+
+
+def _table(node: fx.Node, times: dict[str, float]) -> float | None:
+    return times.get(str(node.target))
+
+
+class Priced:
+    """A callable object with a state."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, node: fx.Node) -> float:
+        return self.seconds
+
+    def method(self, node: fx.Node) -> float:
+        return self.seconds
+
+
+def _closed(times: dict[str, float]) -> Callable[[fx.Node], float | None]:
+    return lambda node: times.get(str(node.target))
+
+
+def _defaulted(seconds: float) -> Callable[[fx.Node], float]:
+    def price(node: fx.Node, seconds: float = seconds) -> float:
+        return seconds
+
+    return price
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: functools.partial(_table, times={"mm": x}),
+        lambda x: _closed({"mm": x}),
+        lambda x: _defaulted(x),
+        lambda x: Priced(x),
+        lambda x: Priced(x).method,
+    ],
+    ids=["partial", "closure", "default", "object", "method"],
+)
+def test_functions_with_other_numbers_are_told_apart(
+    make: Callable[[float], Callable[[fx.Node], float | None]],
+) -> None:
+    assert function_text(make(1.0)) == function_text(make(1.0))
+    assert function_text(make(1.0)) != function_text(make(2.0))
 
 
 def test_functions_are_told_apart_by_their_source() -> None:

@@ -35,7 +35,7 @@ SLOTS = 256
 EDITS = 200  # tried, per problem
 COLUMNS = (
     *("operation", "earlier", "later", "first", "times"),
-    *("end", "virtual", "reach", "peak", "added"),
+    *("end", "virtual", "reach", "in_place", "peak", "added"),
 )
 
 
@@ -167,6 +167,20 @@ def test_edits_agree_with_simulation() -> None:
         assert_agrees(problem, net, numbering, line)
     assert edits > 2000
     assert barred > 100
+
+
+@pytest.mark.parametrize("seed", [1038, 1342, 1795, 1801])
+def test_what_is_written_in_place_follows_every_edit(seed: int) -> None:
+    # Here a kernel comes to read through other virtual values, and nothing else moves;
+    # with 1801 nothing can be virtual at all.
+    largest = 3 if seed % 2 else 9
+    problem = random_problem(seed, 4 + seed % 20, fused=True, largest_bytes=largest)
+    rng = random.Random(seed)
+    net, numbering, line = ready(problem)
+    assert_agrees(problem, net, numbering, line)
+    for _ in range(EDITS):
+        if try_edit(net, line, rng):
+            assert_agrees(problem, net, numbering, line)
 
 
 def test_an_edit_and_its_reverse_leave_no_trace() -> None:
