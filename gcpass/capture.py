@@ -21,7 +21,7 @@ from gcpass.budget import Fraction
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
 from gcpass.cost_model import CostModel
 from gcpass.errors import UnsupportedGraphError
-from gcpass.op_facts import Kind, draws_random, is_cast, op_kind, selects
+from gcpass.op_facts import Kind, absorbs, draws_random, is_cast, op_kind, selects
 from gcpass.places import changes_only_dtype, reads_aligned
 from gcpass.scopes import Scope
 from gcpass.sizes import storage_bytes
@@ -138,7 +138,7 @@ def capture(
     for op_id, reads in enumerate(draft.reads):
         for value in reads:
             readers[value].append(op_id)
-    absorbing = [k in (Kind.POINTWISE, Kind.REDUCTION) for k in kinds]
+    absorbing = [fuses and absorbs(n) for n in draft.op_nodes]
     operations = []
     for op_id, node in enumerate(draft.op_nodes):
         moved = _bytes_moved(draft, op_id, kinds, readers, absorbing, held)

@@ -22,6 +22,7 @@ from gcpass.torch_private import HigherOrderOperator, OpOverload
 
 __all__ = [
     "Kind",
+    "absorbs",
     "draws_random",
     "is_cast",
     "is_discrete",
@@ -102,6 +103,14 @@ _ELEMENTWISE = _names(
     "convert_element_type where abs add clone div eq exp fma ge gt le log lt maximum "
     "minimum mul ne neg pow rsqrt sin cos sqrt sub tanh erf reciprocal",
 )
+# Of these, the ones that read every element several times, from another place each:
+# Inductor stores what they read (`realize_hint` in its lowerings of pooling).
+_WINDOWS = _names(
+    "aten",
+    "adaptive_avg_pool2d _adaptive_avg_pool2d avg_pool1d avg_pool2d "
+    "avg_pool2d_backward avg_pool3d max_pool2d_with_indices "
+    "max_pool2d_with_indices_backward max_pool3d_with_indices",
+) | _names("prims", "_low_memory_max_pool_with_offsets")
 # Scans are kernels where Triton generates them, library calls on the CPU.
 _SCANS = _names("aten", "cummax cummin cumprod cumsum logcumsumexp")
 _NO_CODE = _names(
@@ -159,6 +168,15 @@ def op_kind(node: fx.Node) -> Kind:
     makes_tensors = bool(tensors_in(node.meta.get("val")))
     is_operator = isinstance(target, HigherOrderOperator) or makes_tensors
     return Kind.EXTERN if is_operator else Kind.NONE
+
+
+def absorbs(node: fx.Node) -> bool:
+    """Return whether the node's kernel can compute what it reads by itself."""
+    if op_kind(node) not in (Kind.POINTWISE, Kind.REDUCTION):
+        return False
+    target = node.target
+    windows = isinstance(target, OpOverload) and op_names(target)[-1] in _WINDOWS
+    return not windows
 
 
 def is_cast(node: fx.Node) -> bool:

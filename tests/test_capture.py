@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gcpass.capture import capture
+from gcpass.capture import Capture, capture
 from gcpass.cost_model import Roofline
 from gcpass.hardware import find_device
 
 aten = torch.ops.aten
 
 
-def _aligned(function: Callable[..., Tensor], *, fuses: bool = True) -> set[str]:
-    """Return the names of what the last operation of a function reads aligned."""
+def _captured(function: Callable[..., Tensor], *, fuses: bool = True) -> Capture:
+    """Return the capture of a function of two matrices and a row."""
     a, b, row = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6)
     graph: fx.Graph = make_fx(function, tracing_mode="fake")(a, b, row).graph
-    found = capture(
+    return capture(
         graph,
         num_fwd_outputs=1,
         mutated=frozenset(),
@@ -28,6 +28,11 @@ def _aligned(function: Callable[..., Tensor], *, fuses: bool = True) -> set[str]
         fuses=fuses,
         follow_hints=False,
     )
+
+
+def _aligned(function: Callable[..., Tensor], *, fuses: bool = True) -> set[str]:
+    """Return the names of what the last operation of a function reads aligned."""
+    found = _captured(function, fuses=fuses)
     nodes = [found.value_nodes[v] for v in found.problem.operations[-1].aligned]
     return {node.name for node in nodes if node is not None}
 
@@ -59,3 +64,18 @@ def test_what_is_read_at_the_places_that_are_written(
 
 def test_without_fusion_nothing_is_written_in_place() -> None:
     assert _aligned(lambda a, b, row: aten.add(a, b), fuses=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "absorbing"),
+    [
+        (lambda a, b, row: aten.sum(a.sin(), [0]), True),
+        (lambda a, b, row: aten.avg_pool2d(a.sin()[None], [2, 2]), False),
+        (lambda a, b, row: aten.mm(a.sin(), b), False),
+    ],
+)
+def test_what_computes_its_operands_in_its_own_kernel(
+    function: Callable[..., Tensor], absorbing: bool
+) -> None:
+    assert _captured(function).problem.operations[-1].absorbing is absorbing
+    assert not _captured(function, fuses=False).problem.operations[-1].absorbing
