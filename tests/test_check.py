@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gcpass.collector import paused_collector
 from gcpass.solvers.bound import (
     floor_lower_bound_bytes,
     given_order,
@@ -231,9 +232,11 @@ def test_agrees_with_simulate(seed: int, fused: bool) -> None:
 def test_five_thousand_executions_take_little_time(fused: bool) -> None:
     problem = transformer(217, fused=fused)
     plan = make_plan(problem, *given_order(problem), "test")
-    start = time.process_time()
-    check(problem, plan, plan.peak_bytes)
-    assert time.process_time() - start < 2.0
+    with paused_collector():  # it would walk what all tests before have left
+        start = time.process_time()
+        check(problem, plan, plan.peak_bytes)
+        taken = time.process_time() - start
+    assert taken < 2.0
     with pytest.raises(SolverError, match="budget"):
         check(problem, plan, plan.peak_bytes - 1)
 
