@@ -52,10 +52,9 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class UserModel:
+class UserModel(Roofline):
     """Prices from a user's function, the roofline's where that returns None."""
 
-    device: Device
     seconds: Callable[[fx.Node], float | None]
 
     def price(self, node: fx.Node, bytes_moved: int) -> NodeCost:
@@ -72,9 +71,6 @@ class UserModel:
                 option="cost_model",
             )
         return replace(cost, seconds=float(given))
-
-    def save(self) -> None:
-        """Nothing is found out."""
 
 
 def cost_model_of(option: Any, device: Device, torch_device: torch.device) -> CostModel:

@@ -16,7 +16,8 @@ def function_text(function: Callable[..., Any]) -> str:
 
     Byte code stands in where the source is out of reach. Arguments of a partial and
     attributes of a callable object count, and an object with a method ``uuid`` counts
-    by that alone. Globals that a function reads do not count.
+    by that alone. Globals that a function reads do not count, and of arrays and other
+    objects that keep their state out of ``__dict__`` the type alone does.
     """
     return _text(function, ())
 

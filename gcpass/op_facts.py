@@ -39,7 +39,8 @@ class Kind(Enum):
         VIEW: shares the memory of what it reads, or picks an item of a tuple; free.
         POINTWISE: Inductor computes it inside the kernels of its readers or writers.
         REDUCTION: may absorb pointwise producers; its own result is stored. Scans
-            and pooling count here: they read a window and are no one's producer.
+            and pooling count here: they read a window and are no one's producer, and
+            what pooling reads is stored (`absorbs`).
         EXTERN: a kernel of its own that reads and writes memory: products,
             attention, `cat`, scatter, sort, fallbacks, operators of other libraries.
         NONE: no code: inputs, constants, arithmetic on sizes, assertions.

@@ -82,7 +82,8 @@ class Profile:
     Attributes:
         nominal: the device as the table has it.
         torch_device: where operations are run.
-        seconds: measured so far, by call.
+        seconds: measured so far, by call; -1 where the call failed (not written: what
+            failed for want of memory, say, is tried again by the next process).
         device: as the table has it, with the measured bandwidth.
         measured: calls that the file lacks.
     """
@@ -130,7 +131,7 @@ class Profile:
         if self.torch_device.type == "cuda":
             torch.cuda.empty_cache()  # the operands of what was timed
         path = self._path()
-        new = {call: self.seconds[call] for call in self.measured}
+        new = {c: self.seconds[c] for c in self.measured if self.seconds[c] >= 0.0}
         times = self._kept() | new  # others may have written meanwhile
         text = json.dumps(dict(sorted(times.items())), indent=0)
         temporary = path.with_suffix(f".{uuid.uuid4().hex}")

@@ -136,7 +136,8 @@ def at_pivot(problem: Problem, pivot: OpId) -> Moment:
             _kept_toll(problem, writers, ValueId(v)) for v in range(len(problem.values))
         ]
     read = _read_from_outside(problem, (pivot, *later))
-    return _moment(problem, pivot, writers, fixed, read, costs, tolls)
+    in_place = in_place_bytes(problem, writers, virtual, pivot)
+    return _moment(problem, pivot, writers, fixed, read, costs, tolls, in_place)
 
 
 def _earlier_draws(
@@ -160,12 +161,13 @@ def _moment(
     read: set[ValueId],
     costs: Sequence[float],
     tolls: Sequence[float],
+    in_place: int = 0,
 ) -> Moment:
     values = problem.values
     workspace = problem.between_bytes
     if pivot is not None:
         workspace = problem.operations[pivot].workspace_bytes
-        workspace -= in_place_bytes(problem, writers, virtual_values(problem), pivot)
+        workspace -= in_place
     free = fixed | {
         ValueId(v) for v, value in enumerate(values) if value.origin is Origin.INPUT
     }

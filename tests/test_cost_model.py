@@ -134,6 +134,8 @@ def test_what_cannot_be_run_has_the_rooflines_time(clock: Clock) -> None:
     with mock.patch.object(profiled, "least_seconds", side_effect=RuntimeError("no")):
         cost = profile.price(nodes["aten.mm.default"], WORK)
     assert cost.seconds == expected
+    profile.save()
+    assert set(_profile().seconds) == {"copy"}  # another process tries again
 
 
 def test_least_seconds_of_a_call() -> None:
