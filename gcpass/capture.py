@@ -40,6 +40,7 @@ from gcpass.torch_private import (
     is_tangent,
     tree_leaves,
 )
+from gcpass.traffic import Step, bytes_moved
 from gcpass.workspace import workspace_bytes
 
 _Path: TypeAlias = "tuple[Any, ...]"
@@ -134,15 +135,24 @@ def capture(
     for op_id, reads in enumerate(draft.reads):
         if reasons[op_id] is None and mutated_roots.intersection(reads):
             reasons[op_id] = "reads an input that the region writes"
-    readers: list[list[int]] = [[] for _ in draft.sizes]
-    for op_id, reads in enumerate(draft.reads):
-        for value in reads:
-            readers[value].append(op_id)
     absorbing = [fuses and absorbs(n) for n in draft.op_nodes]
+    moved = bytes_moved(
+        [
+            Step(
+                reads=draft.reads[op_id],
+                writes=draft.writes[op_id],
+                phase=phases[op_id],
+                fusible=kinds[op_id] is Kind.POINTWISE,
+                absorbing=absorbing[op_id],
+            )
+            for op_id in range(len(draft.op_nodes))
+        ],
+        draft.sizes,
+        held,
+    )
     operations = []
     for op_id, node in enumerate(draft.op_nodes):
-        moved = _bytes_moved(draft, op_id, kinds, readers, absorbing, held)
-        cost = costs.price(node, moved)
+        cost = costs.price(node, moved[op_id])
         operations.append(
             Operation(
                 reads=tuple(ValueId(v) for v in draft.reads[op_id]),
@@ -459,28 +469,3 @@ def _casts_of_inputs(draft: _Draft, reasons: Sequence[str | None]) -> set[ValueI
         if is_input and changes_only_dtype(node, sources[0]):
             found.update(ValueId(v) for v in draft.writes[op_id])
     return found
-
-
-def _bytes_moved(
-    draft: _Draft,
-    op_id: int,
-    kinds: Sequence[Kind],
-    readers: Sequence[Sequence[int]],
-    absorbing: Sequence[bool],
-    held: set[int],
-) -> int:
-    """Return the bytes that an operation reads and writes in its fused kernel."""
-    moved = 0
-    for value in draft.reads[op_id]:
-        producer = draft.writer[value]
-        if (
-            not absorbing[op_id]
-            or producer is None
-            or kinds[producer] is not Kind.POINTWISE
-        ):
-            moved += draft.sizes[value]
-    for value in draft.writes[op_id]:
-        inside = kinds[op_id] is Kind.POINTWISE and value not in held
-        if not inside or not all(absorbing[r] for r in readers[value]):
-            moved += draft.sizes[value]
-    return moved

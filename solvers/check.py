@@ -154,10 +154,18 @@ def _check_savable(problem: Problem, plan: Plan, trace: _Trace) -> None:
 
 def _cost_seconds(problem: Problem, plan: Plan, trace: _Trace) -> float:
     seconds = [problem.operations[op_id].cost_seconds for op_id in plan.sequence]
+    written = {  # to memory in any case
+        value
+        for op in problem.operations
+        if op.phase is Phase.FORWARD and not op.absorbing
+        for value in op.reads
+    }
     for t, op_id in enumerate(plan.sequence[: plan.boundary]):
         op = problem.operations[op_id]
         for value in op.writes if op.fusible else ():
-            if not problem.values[value].held and _crosses(plan, trace, (value, t)):
+            if problem.values[value].held or value in written:
+                continue
+            if _crosses(plan, trace, (value, t)):
                 size = problem.values[value].size_bytes
                 seconds.append(size * problem.save_seconds_per_byte)
     return math.fsum(seconds)

@@ -23,8 +23,8 @@ again):
 8. Memory during execution t is the sum of what is alive, plus its workspace, less what
    it writes in place. Between forward and backward it is what crosses, tangents
    included, plus `between_bytes`. The peak is the largest of all these.
-9. The cost is the sum of the executions' seconds, plus `save_seconds_per_byte` for
-   every saved byte written by a fusible operation.
+9. The cost is the sum of the executions' seconds, plus `Problem.saving_seconds` of
+   every saved instance.
 
 Not modelled: padding and fragmentation of an allocator; that a fused kernel reads all
 at once what its parts read one after another.
@@ -281,9 +281,6 @@ def _cost(problem: Problem, trace: _Trace, sequence: Sequence[OpId]) -> float:
     cost = math.fsum(problem.operations[o].cost_seconds for o in sequence)
     if not problem.save_seconds_per_byte:
         return cost
-    traffic = 0
-    for slot, value_id in enumerate(trace.value):
-        if trace.saved[slot] and not problem.values[value_id].held:
-            if problem.operations[sequence[trace.start[slot]]].fusible:
-                traffic += problem.values[value_id].size_bytes
-    return cost + traffic * problem.save_seconds_per_byte
+    tolls = problem.saving_seconds()
+    saved = zip(trace.value, trace.saved, strict=True)
+    return cost + math.fsum(tolls[value] for value, is_saved in saved if is_saved)

@@ -103,7 +103,7 @@ def at_boundary(problem: Problem) -> Moment:
         _again(problem, OpId(i)) if op.phase is Phase.FORWARD else 0.0
         for i, op in enumerate(operations)
     ]
-    tolls = [_crossing_toll(problem, writers, ValueId(v)) for v in range(len(values))]
+    tolls = _crossing_tolls(problem, writers)
     read = _read_from_outside(problem, later)
     return _moment(problem, None, writers, fixed, read, costs, tolls)
 
@@ -132,9 +132,7 @@ def at_pivot(problem: Problem, pivot: OpId) -> Moment:
             costs[op_id] = _again(problem, op_id)
     tolls = [0.0] * len(problem.values)
     if backward:
-        tolls = [
-            _kept_toll(problem, writers, ValueId(v)) for v in range(len(problem.values))
-        ]
+        tolls = _kept_tolls(problem, writers)
     read = _read_from_outside(problem, (pivot, *later))
     in_place = in_place_bytes(problem, writers, virtual, pivot)
     return _moment(problem, pivot, writers, fixed, read, costs, tolls, in_place)
@@ -285,28 +283,30 @@ def _again(problem: Problem, op_id: OpId) -> float:
     return op.cost_seconds if op.recomputable else math.inf
 
 
-def _crossing_toll(problem: Problem, writers: Writers, value_id: ValueId) -> float:
-    """Return the seconds lost when a value is written before and read after."""
-    value, writer = problem.values[value_id], writers[value_id]
-    if writer is None or value.held:
-        return 0.0
-    if not value.savable:
-        return math.inf
-    fusible = problem.operations[writer].fusible
-    return problem.save_seconds_per_byte * value.size_bytes if fusible else 0.0
+def _crossing_tolls(problem: Problem, writers: Writers) -> list[float]:
+    """Return the seconds lost when values are written before and read after."""
+    return [
+        seconds if value.savable or value.held or writer is None else math.inf
+        for seconds, value, writer in zip(
+            problem.saving_seconds(), problem.values, writers, strict=True
+        )
+    ]
 
 
-def _kept_toll(problem: Problem, writers: Writers, value_id: ValueId) -> float:
-    """Return the seconds lost when a value is alive in the backward.
+def _kept_tolls(problem: Problem, writers: Writers) -> list[float]:
+    """Return the seconds lost when values are alive in the backward.
 
     One of the forward was saved, or computed again; an execution that writes several
     values is shared between them.
     """
-    writer = writers[value_id]
-    if writer is None or problem.operations[writer].phase is not Phase.FORWARD:
-        return 0.0
-    again = _again(problem, writer) / len(problem.operations[writer].writes)
-    return min(_crossing_toll(problem, writers, value_id), again)
+    tolls = _crossing_tolls(problem, writers)
+    for value_id, writer in enumerate(writers):
+        if writer is None or problem.operations[writer].phase is not Phase.FORWARD:
+            tolls[value_id] = 0.0
+        else:
+            again = _again(problem, writer) / len(problem.operations[writer].writes)
+            tolls[value_id] = min(tolls[value_id], again)
+    return tolls
 
 
 def _tangents(problem: Problem) -> Iterator[ValueId]:

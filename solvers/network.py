@@ -245,7 +245,7 @@ class _Builder:
             column=column,
             token=token,
             inlines=inlines,
-            toll=np.where(inlines, size * self.problem.save_seconds_per_byte, 0.0),
+            toll=self._tolls(),
             held=held,
             barred=np.array(self.barred, dtype=np.bool_),
             readers_from=readers_from,
@@ -253,6 +253,14 @@ class _Builder:
             turn=turn,
             fuses=bool(inlines.any()) or len(aligned) > 0,
         )
+
+    def _tolls(self) -> FloatArray:
+        """Return by value the seconds that saving it costs."""
+        result = np.zeros(len(self.size), dtype=np.float64)
+        for value, seconds in enumerate(self.problem.saving_seconds()):
+            if self.value_of[value] != NONE:
+                result[self.value_of[value]] = seconds
+        return result
 
     def _add_tokens(self, turn: int) -> None:
         ops = self.problem.operations

@@ -112,7 +112,7 @@ class Problem:
         values: indexed by `ValueId`.
         save_seconds_per_byte: time to write a byte in the forward and read it in
             the backward, paid for a saved value that would not be materialized
-            otherwise (a value of a fusible operation); 0 where nothing fuses.
+            otherwise, see `saving_seconds`; 0 where nothing fuses.
         between_bytes: bytes that the caller needs between forward and backward, for
             instance to compute the loss, besides what is held and the tangents.
     """
@@ -140,6 +140,25 @@ class Problem:
             for value in op.reads:
                 result[value].append(OpId(op_id))
         return tuple(tuple(ids) for ids in result)
+
+    def saving_seconds(self) -> tuple[float, ...]:
+        """Return, for each value, what it costs to save it.
+
+        That is `save_seconds_per_byte` for what a kernel of the forward would compute
+        inside. A value that an operation of the forward reads from memory, since it
+        cannot absorb, is written in any case.
+        """
+        inside = [False] * len(self.values)
+        for op in self.operations if self.save_seconds_per_byte else ():
+            for value in op.writes:
+                inside[value] = op.fusible and not self.values[value].held
+            if op.phase is Phase.FORWARD and not op.absorbing:
+                for value in op.reads:
+                    inside[value] = False
+        return tuple(
+            self.save_seconds_per_byte * value.size_bytes * is_inside
+            for value, is_inside in zip(self.values, inside, strict=True)
+        )
 
 
 class Termination(Enum):
