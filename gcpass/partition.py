@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gcpass import decisions, store
+from gcpass import store
 from gcpass.budget import Minimum, Unlimited
 from gcpass.capture import (
     Capture,
@@ -20,7 +20,8 @@ from gcpass.capture import (
 )
 from gcpass.collector import paused_collector
 from gcpass.cost_model import cost_model_of
-from gcpass.decisions import RegionPlan
+from gcpass.decisions import RegionPlan, plan_digest
+from gcpass.describe import describe_scopes, describe_values
 from gcpass.fit import Candidate, Search, held_between
 from gcpass.joint_graph import device_of, has_backward, mutated_inputs, prepare
 from gcpass.options import Options
@@ -200,9 +201,9 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
         solve_time_s=total_s - search.verify_time_s,
         verify_time_s=search.verify_time_s,
         recomputations=len(plan.sequence) - len(set(plan.sequence)),
-        digest=decisions.plan_digest(plan, chosen.split.saved_names),
-        scopes=decisions.describe_scopes(captured, plan),
-        values=decisions.describe_values(captured, plan),
+        digest=plan_digest(plan, chosen.split.saved_names),
+        scopes=describe_scopes(captured, plan),
+        values=describe_values(captured, plan),
     )
 
 

@@ -21,13 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gcpass.capture import Capture, capture
 from gcpass.cost_model import Roofline
-from gcpass.decisions import (
-    RegionPlan,
-    ScopeDecision,
-    ValueDecision,
-    describe_values,
-    plan_digest,
-)
+from gcpass.decisions import RegionPlan, ScopeDecision, ValueDecision, plan_digest
+from gcpass.describe import describe_values
 from gcpass.errors import GcpassError
 from gcpass.hardware import this_cpu
 from gcpass.solvers.liveness import make_plan

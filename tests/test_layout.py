@@ -17,6 +17,7 @@ TORCH_FREE = [
     "gcpass.budget",
     "gcpass.cli",
     "gcpass.decisions",
+    "gcpass.describe",
     "gcpass.errors",
     "gcpass.hardware",
     "gcpass.options",
