@@ -2,7 +2,9 @@
 
 The JSON form is versioned and described by ``decisions.schema.json``. Bytes, seconds,
 peak, floor, overhead, bound and gap mean what they mean everywhere in gcpass: the peak
-counts what a step allocates beyond what was alive when its forward started. Loads no torch.
+counts what a step allocates beyond what was alive when its forward started.
+
+Loads no torch.
 """
 
 from __future__ import annotations
