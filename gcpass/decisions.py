@@ -12,15 +12,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from gcpass.errors import GcpassError
+from gcpass.budget import Bytes, parse_budget
+from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
+from gcpass.size_function import MOST_SIZE, largest_value, size_function
 from gcpass.solvers.problem import Plan
 from gcpass.units import format_bytes
 
-__all__ = ["Decision", "RegionPlan", "ScopeDecision", "ValueDecision", "plan_digest"]
+__all__ = ["Decision", "PlannedSymbol", "RegionPlan", "ScopeDecision", "ValueDecision"]
+__all__ += ["plan_digest"]
 
 SCHEMA_VERSION: Final = 1
 
@@ -50,6 +53,9 @@ class ValueDecision:
         recompute_positions: indices in the plan's sequence of its executions after the
             first. The first is among them where the backward runs it although the
             forward could.
+        symbolic_size_bytes: `size_bytes` as a function of the plan's symbols; "" where
+            none decides or the function is unknown.
+        symbolic_flops: `flops` likewise.
     """
 
     name: str
@@ -63,6 +69,8 @@ class ValueDecision:
     decision: Decision
     reason: str
     recompute_positions: tuple[int, ...]
+    symbolic_size_bytes: str = ""
+    symbolic_flops: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,35 @@ class ScopeDecision:
     limit_bytes: int | None
     fastest_saved_bytes: int
     saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSymbol:
+    """A size, or another number, for which one plan serves several values.
+
+    Attributes:
+        name: torch's, "s77".
+        planned: the value that the plan was made for.
+        source: where it comes from ("L['x'].size()[0]"), "" for a size that only
+            running the program tells.
+        least: its known lower bound, None without one.
+        most: its known upper bound, None without one.
+        largest: the largest value at which the predicted peak is within the region's
+            budget, the other symbols as planned; None without a budget, or where no
+            value or every one is.
+    """
+
+    name: str
+    planned: int
+    source: str
+    least: int | None
+    most: int | None
+    largest: int | None = None
+
+    def between(self) -> tuple[int, int]:
+        """Return the least and the largest value to look at."""
+        least = min(0, self.planned) if self.least is None else self.least
+        return least, MOST_SIZE if self.most is None else self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +155,11 @@ class RegionPlan:
         recomputations: executions beyond the first of each operation.
         digest: equal on all ranks and processes that decided the same.
         from_cache: a compile cache answered; the plan was made earlier.
+        symbolic_peak_bytes: `predicted_peak_bytes` as a function of the symbols, in
+            sympy's notation; the number where there are none, "" where it is unknown.
+        symbolic_flops: of one step with this plan, likewise.
+        symbolic_note: why the functions are unknown, "" where they are not.
+        symbols: the sizes that may change without another plan, and what they were.
         scopes: parts with a limit or a policy, in the order of the joint graph.
         values: in the order of the joint graph.
     """
@@ -149,6 +191,10 @@ class RegionPlan:
     recomputations: int
     digest: str
     from_cache: bool = field(default=False, compare=False)
+    symbolic_peak_bytes: str = ""
+    symbolic_flops: str = ""
+    symbolic_note: str = ""
+    symbols: tuple[PlannedSymbol, ...] = ()
     scopes: tuple[ScopeDecision, ...] = ()
     values: tuple[ValueDecision, ...]
 
@@ -163,6 +209,98 @@ class RegionPlan:
     def step_peak_bytes(self) -> int:
         """The peak of the step while the region runs."""
         return self.others_bytes + self.peak_bytes
+
+    def peak_at(self, **sizes: int) -> int:
+        """Return the predicted peak at other sizes, in bytes.
+
+        Args:
+            sizes: of symbols, by name ("s77"); the others are as planned.
+
+        Raises:
+            InvalidOptionError: there is no such symbol, or its range excludes the size.
+            GcpassError: the peak as a function of sizes is unknown, and why.
+        """
+        return self._at(self.symbolic_peak_bytes, sizes)
+
+    def flops_at(self, **sizes: int) -> int:
+        """Return the FLOPs of a step with this plan at other sizes, see `peak_at`."""
+        return self._at(self.symbolic_flops, sizes)
+
+    def largest(self, symbol: str, budget: int | str) -> int:
+        """Return the largest value of a symbol at which this plan keeps to a budget.
+
+        What counts is the region's predicted peak; `others_bytes` are not in it.
+
+        Args:
+            symbol: its name; the other symbols are as planned.
+            budget: bytes, or text like "12GiB".
+
+        Raises:
+            InvalidOptionError: there is no such symbol, the budget is not in bytes, or
+                every value keeps to it.
+            InfeasibleBudgetError: no value in the symbol's range keeps to it.
+            GcpassError: the peak as a function of sizes is unknown, and why.
+        """
+        limit = parse_budget(budget, option="budget")
+        if not isinstance(limit, Bytes):
+            raise InvalidOptionError(f"budget {budget!r} is not bytes", option="budget")
+        chosen = self._symbol(symbol)
+        found = self._largest(chosen, limit.size_bytes)
+        if found is None:
+            least = {chosen.name: chosen.between()[0]}
+            raise InfeasibleBudgetError(
+                budget_bytes=limit.size_bytes, floor_bytes=self.peak_at(**least)
+            )
+        if found == MOST_SIZE:
+            raise InvalidOptionError(
+                f"every {symbol} keeps to {budget!r}: the peak does not grow with it",
+                option="symbol",
+            )
+        return found
+
+    def with_largest(self) -> RegionPlan:
+        """Return the plan with `PlannedSymbol.largest` found."""
+        if self.budget_bytes is None or not self.symbolic_peak_bytes:
+            return self
+        found = [self._largest(s, self.budget_bytes) for s in self.symbols]
+        symbols = (
+            dataclasses.replace(s, largest=None if most == MOST_SIZE else most)
+            for s, most in zip(self.symbols, found, strict=True)
+        )
+        return dataclasses.replace(self, symbols=tuple(symbols))
+
+    def _largest(self, symbol: PlannedSymbol, limit: int) -> int | None:
+        function = size_function(self._known(self.symbolic_peak_bytes))
+        others = {s.name: s.planned for s in self.symbols if s is not symbol}
+        return largest_value(function, symbol.name, others, limit, symbol.between())
+
+    def _at(self, text: str, sizes: Mapping[str, int]) -> int:
+        for name, size in sizes.items():
+            symbol = self._symbol(name)
+            least, most = symbol.between()
+            if not least <= size <= most:
+                raise InvalidOptionError(
+                    f"{name} is at least {least}, got {size}"
+                    if size < least
+                    else f"{name} is at most {most}, got {size}",
+                    option=name,
+                )
+        planned = {symbol.name: symbol.planned for symbol in self.symbols}
+        return size_function(self._known(text)).at({**planned, **sizes})
+
+    def _symbol(self, name: str) -> PlannedSymbol:
+        for symbol in self.symbols:
+            if symbol.name == name:
+                return symbol
+        names = [f"{s.name} ({s.source})" for s in self.symbols]
+        known = f"has {', '.join(names)}" if names else "is for static sizes"
+        raise InvalidOptionError(f"no symbol {name!r}: the plan {known}", option=name)
+
+    def _known(self, text: str) -> str:
+        if not text:
+            why = self.symbolic_note or "an earlier release wrote this plan"
+            raise GcpassError(f"unknown as a function of sizes: {why}")
+        return text
 
     def as_cached(self, region: str | None = None) -> RegionPlan:
         """Return the plan marked as found in a cache.
@@ -185,10 +323,16 @@ class RegionPlan:
                 f"overhead {100 * self.overhead:.1f} % "
                 f"(at most {self.gap_points:.1f} points from optimal)",
                 f"{self.recomputations} recomputations",
+                *(self._range(symbol) for symbol in self.symbols),
                 f"solved in {self.solve_time_s:.1f} s by {self.solver}"
                 f"{' (from the cache)' * self.from_cache}",
             ]
         )
+
+    @staticmethod
+    def _range(symbol: PlannedSymbol) -> str:
+        most = "" if symbol.largest is None else f" (at most {symbol.largest})"
+        return f"for {symbol.name} = {symbol.planned}{most}"
 
     def _share(self) -> str:
         if self.budget_bytes is None:
@@ -207,10 +351,10 @@ class RegionPlan:
         fields = [
             f"  {_json(n)}: {_json(v)}"
             for n, v in _items(self)
-            if n not in ("scopes", "values")
+            if n not in ("symbols", "scopes", "values")
         ]
-        scopes = [dict(_items(scope)) for scope in self.scopes]
-        fields.append(f'  "scopes": {_json(scopes)}')
+        for name, rows in (("symbols", self.symbols), ("scopes", self.scopes)):
+            fields.append(f'  "{name}": {_json([dict(_items(row)) for row in rows])}')
         values = ",\n".join(f"    {_json(dict(_items(v)))}" for v in self.values)
         fields.append(f'  "values": [\n{values}\n  ]')
         return "{\n" + ",\n".join(fields) + "\n}\n"
@@ -249,7 +393,7 @@ def plan_digest(plan: Plan, names: Sequence[str]) -> str:
 
 
 def _items(
-    data: RegionPlan | ScopeDecision | ValueDecision,
+    data: RegionPlan | PlannedSymbol | ScopeDecision | ValueDecision,
 ) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(data, f.name)) for f in dataclasses.fields(data))
 

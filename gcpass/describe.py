@@ -5,6 +5,7 @@ Loads no torch: nodes are read by their attributes.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -21,6 +22,7 @@ from gcpass.units import format_bytes
 
 if TYPE_CHECKING:
     from gcpass.capture import Capture
+    from gcpass.symbolic import PlanFunctions
 
 __all__ = ["describe_scopes", "describe_values"]
 
@@ -42,8 +44,16 @@ def describe_scopes(capture: Capture, plan: Plan) -> tuple[ScopeDecision, ...]:
     )
 
 
-def describe_values(capture: Capture, plan: Plan) -> tuple[ValueDecision, ...]:
-    """Return what the plan does to each value of the problem, by value id."""
+def describe_values(
+    capture: Capture, plan: Plan, functions: PlanFunctions | None = None
+) -> tuple[ValueDecision, ...]:
+    """Return what the plan does to each value of the problem, by value id.
+
+    Args:
+        capture: the problem.
+        plan: of it.
+        functions: sizes and FLOPs as functions of symbols, None to leave them out.
+    """
     problem = capture.problem
     instances = simulate(problem, plan.sequence, plan.boundary).instances
     saved = {i.value for i in instances if i.saved}
@@ -70,7 +80,16 @@ def describe_values(capture: Capture, plan: Plan) -> tuple[ValueDecision, ...]:
             executed=executed,
             boundary=plan.boundary,
         )
-        decisions.append(_value_decision(capture, ValueId(value_id), writer, fate))
+        decision = _value_decision(capture, ValueId(value_id), writer, fate)
+        if functions is not None:
+            decision = dataclasses.replace(
+                decision,
+                symbolic_size_bytes=functions.value_bytes[value_id],
+                symbolic_flops=(
+                    "" if writer is None else functions.operation_flops[writer]
+                ),
+            )
+        decisions.append(decision)
     return tuple(decisions)
 
 

@@ -32,6 +32,7 @@ from gcpass.solvers.liveness import simulate
 from gcpass.solvers.problem import Plan
 from gcpass.solvers.shares import Share, set_aside_bytes
 from gcpass.solvers.solve import Planner
+from gcpass.symbolic import plan_functions
 from gcpass.torch_private import (
     compile_id,
     default_partition,
@@ -176,7 +177,9 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
     profile = simulate(captured.problem, plan.sequence, plan.boundary)
     # Where the step has several regions "min" plans for shares, which are no limits.
     least = isinstance(search.options.budget, Minimum)
-    return RegionPlan(
+    own = captured.with_between(search.outside_bytes)
+    functions = plan_functions(own, plan, profile, search.own_peak(plan))
+    region = RegionPlan(
         region=compile_id(),
         requested=str(search.options.memory_budget),
         budget_bytes=None if least else search.budget_bytes,
@@ -202,9 +205,15 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
         verify_time_s=search.verify_time_s,
         recomputations=len(plan.sequence) - len(set(plan.sequence)),
         digest=plan_digest(plan, chosen.split.saved_names),
+        symbolic_peak_bytes=functions.peak_bytes,
+        symbolic_flops=functions.flops,
+        symbolic_note=functions.note,
+        symbols=functions.symbols,
         scopes=describe_scopes(captured, plan),
-        values=describe_values(captured, plan),
+        values=describe_values(captured, plan, functions),
     )
+    assert not functions.peak_bytes or region.peak_at() == region.predicted_peak_bytes
+    return region.with_largest()
 
 
 def _flops(captured: Capture, plan: Plan) -> int:

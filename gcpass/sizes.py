@@ -34,12 +34,19 @@ from gcpass.torch_private import optimization_hint
 # `SymInt.node.is_nested_int`, `Tensor.__tensor_flatten__`, `Tensor._indices`,
 # `Tensor._values`.
 
-__all__ = ["UNBACKED_SIZE_HINT", "ShapeOnly", "allocated_bytes", "at_least_one"]
+__all__ = [
+    "UNBACKED_SIZE_HINT",
+    "Reader",
+    "ShapeOnly",
+    "allocated_bytes",
+    "at_least_one",
+]
 __all__ += ["ceil_div", "element_count", "expression", "hint_int", "read_bytes"]
 __all__ += ["shape_only", "storage_bytes", "symbolic_storage_bytes", "tensors_in"]
 
 IntLike: TypeAlias = "int | torch.SymInt"
 Reader: TypeAlias = Callable[[IntLike], Symbolic]
+"""What a size is taken for: a number, or a function of symbols."""
 
 UNBACKED_SIZE_HINT = 4096
 """Size assumed for a dimension that only running the program tells (`nonzero`), in

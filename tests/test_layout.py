@@ -22,6 +22,7 @@ TORCH_FREE = [
     "gcpass.hardware",
     "gcpass.options",
     "gcpass.scopes",
+    "gcpass.size_function",
     "gcpass.solvers",
     "gcpass.toolchain",
     "gcpass.units",
