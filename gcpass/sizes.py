@@ -277,7 +277,8 @@ def _unless_empty(extent: Symbolic, sizes: tuple[Symbolic, ...]) -> Symbolic:
         sizes: at least one depends on a symbol.
     """
     dense = prod(sizes)
-    if sympy.expand(extent - dense) == 0:
+    extent = sympy.expand(extent)
+    if extent == sympy.expand(dense):
         return dense
     for size in sizes:
         if not sympy.sympify(size).is_positive:

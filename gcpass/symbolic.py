@@ -41,7 +41,7 @@ from gcpass.solvers.problem import Operation, Origin, Plan, Problem
 from gcpass.symbols import InexpressibleError, Symbolic, shape_env_of, symbol_facts
 from gcpass.workspace import node_workspace
 
-__all__ = ["PlanFunctions", "plan_functions", "sizes_and_flops"]
+__all__ = ["PlanFunctions", "peak_function", "plan_functions", "sizes_and_flops"]
 
 MOST_MEASURED_BYTES = 2**30
 """Read and written by an operation that is run to measure its workspace once more."""
@@ -138,7 +138,6 @@ def _functions(
     problem = captured.problem
     sizes, flops, planned = sizes_and_flops(captured, shape_env)
     workspaces = _workspaces(captured, sizes, planned)
-    terms, rows = _alive(problem, plan, profile, sizes, workspaces)
     facts = {symbol: symbol_facts(symbol, shape_env) for symbol in planned}
     box: Box = {s.name: (facts[s].least, size) for s, size in planned.items()}
     return PlanFunctions(
@@ -152,7 +151,7 @@ def _functions(
             )
             for symbol, fact in facts.items()
         ),
-        peak_bytes=_largest(largest_sums(terms, rows, box)),
+        peak_bytes=peak_function(problem, plan, profile, sizes, workspaces, box),
         flops=str(_total(flops[op_id] for op_id in plan.sequence)),
         value_bytes=tuple(map(_text, sizes)),
         operation_flops=tuple(map(_text, flops)),
@@ -258,6 +257,29 @@ def _line(
     return line if at_zero >= 0 else sympy.Max(0, line)
 
 
+def peak_function(
+    problem: Problem,
+    plan: Plan,
+    profile: Profile,
+    sizes: Sequence[Symbolic],
+    workspaces: Sequence[Symbolic],
+    box: Box,
+) -> str:
+    """Return the peak of a plan as text, a function of symbols.
+
+    Args:
+        problem: the plan's.
+        plan: of it.
+        profile: of the plan.
+        sizes: bytes of each value.
+        workspaces: bytes of each operation.
+        box: of the symbols.
+    """
+    sums = largest_sums(*_alive(problem, plan, profile, sizes, workspaces), box)
+    texts = [str(expression) for expression in sums]
+    return texts[0] if len(texts) == 1 else f"Max({', '.join(texts)})"
+
+
 def _alive(
     problem: Problem,
     plan: Plan,
@@ -331,8 +353,3 @@ def _outside(problem: Problem, sizes: Sequence[Symbolic]) -> Symbolic:
     return _in_proportion(
         problem.between_bytes, sum(sizes[value] for value in tangents), planned
     )
-
-
-def _largest(sums: Sequence[Symbolic]) -> str:
-    texts = [str(expression) for expression in sums]
-    return texts[0] if len(texts) == 1 else f"Max({', '.join(texts)})"
