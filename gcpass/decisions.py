@@ -101,8 +101,9 @@ class PlannedSymbol:
         planned: the value that the plan was made for.
         source: where it comes from ("L['x'].size()[0]"), "" for a size that only
             running the program tells.
-        least: its known lower bound, None without one.
-        most: its known upper bound, None without one.
+        least: its lower bound as known after planning, None without one. Outside of
+            its bounds torch compiles, and gcpass plans, anew.
+        most: its upper bound likewise.
         largest: the largest value at which the predicted peak is within the region's
             budget, the other symbols as planned; None without a budget, or where no
             value or every one is.
@@ -279,10 +280,10 @@ class RegionPlan:
             symbol = self._symbol(name)
             least, most = symbol.between()
             if not least <= size <= most:
+                end = f"least {least}" if size < least else f"most {most}"
                 raise InvalidOptionError(
-                    f"{name} is at least {least}, got {size}"
-                    if size < least
-                    else f"{name} is at most {most}, got {size}",
+                    f"{name} is at {end} where this plan is used, got {size}; other "
+                    "sizes are planned anew",
                     option=name,
                 )
         planned = {symbol.name: symbol.planned for symbol in self.symbols}
