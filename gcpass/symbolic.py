@@ -26,6 +26,7 @@ import sympy
 
 from gcpass.capture import Capture
 from gcpass.decisions import PlannedSymbol
+from gcpass.errors import GcpassError
 from gcpass.flops import symbolic_flops
 from gcpass.peak_terms import Box, Terms, largest_sums
 from gcpass.sizes import (
@@ -90,7 +91,7 @@ def plan_functions(
         return replace(constant, peak_bytes=str(peak_bytes), flops=str(flops))
     try:
         return _functions(captured, plan, profile, shape_env)
-    except InexpressibleError as error:
+    except GcpassError as error:
         return replace(constant, note=str(error))
 
 

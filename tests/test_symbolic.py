@@ -149,10 +149,10 @@ def test_one_plan_says_the_peak_of_all_sizes(budget: Budget) -> None:
         function(_ids(*shape)).backward()
     made = plan()  # nothing is compiled for the other sizes
     assert made.peak_at() == made.predicted_peak_bytes
-    assert [s.source for s in made.symbols] == [
-        f"L['ids'].size()[{dim}]" for dim in (0, 1)
-    ]
-    assert [s.planned for s in made.symbols] == [4, 16]
+    assert {s.source: s.planned for s in made.symbols} == {
+        "L['ids'].size()[0]": 4,
+        "L['ids'].size()[1]": 16,
+    }
 
 
 def test_a_compiled_model_is_that_of_the_other_size() -> None:
@@ -162,7 +162,7 @@ def test_a_compiled_model_is_that_of_the_other_size() -> None:
     start_over()
     compiled(net)(torch.randint(0, 64, (6, 24))).backward()
     static = plan()
-    at = dict(zip((s.name for s in made.symbols), (6, 24), strict=True))
+    at = {s.name: {4: 6, 16: 24}[s.planned] for s in made.symbols}
     for mine, theirs in zip(made.values, static.values, strict=True):
         size = _at(mine.symbolic_size_bytes, mine.size_bytes, at)
         assert size == theirs.size_bytes
@@ -281,6 +281,19 @@ def test_sizes_that_only_the_data_tells(kind: str) -> None:
     sizes = {_at(v.symbolic_size_bytes, v.size_bytes, rows) for v in made.values}
     assert 10 * 16 * 4 in sizes
     assert made.peak_at(**rows) < made.peak_at()
+
+
+def test_sizes_that_torch_guesses_otherwise_are_said_to_be_unknown() -> None:
+    captured = joint(CHAIN, PLANNED, symbolic=True)
+    values = list(captured.problem.values)
+    values[-1] = dataclasses.replace(values[-1], size_bytes=1)
+    problem = dataclasses.replace(captured.problem, values=tuple(values))
+    guessed = dataclasses.replace(captured, problem=problem)
+    functions = functions_of(guessed, once(guessed)[0])
+    assert functions.note.startswith("torch guesses a size of value")
+    assert functions.symbols == ()
+    assert functions.peak_bytes == functions.flops == ""
+    assert set(functions.value_bytes) == set(functions.operation_flops) == {""}
 
 
 def test_a_workspace_grows_along_what_was_measured() -> None:
