@@ -89,8 +89,10 @@ def plain(expression: Any) -> Any:
     Raises:
         InexpressibleError: it has a function that sympy lacks.
     """
-    if isinstance(expression, sympy.Symbol | sympy.Integer | sympy.Rational):
+    if isinstance(expression, sympy.Symbol | sympy.Rational):
         return expression
+    if isinstance(expression, sympy.Float):  # a scale factor, exact in binary
+        return sympy.Rational(float(expression))
     build = _FUNCTIONS.get(type(expression).__name__)
     if build is None:
         raise InexpressibleError(f"{expression} is no function that gcpass can write")
@@ -116,6 +118,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "CleanDiv": _floor_quotient,
     "CeilDiv": lambda a, b: sympy.ceiling(a / b),
     "IntTrueDiv": lambda a, b: a / b,
+    "FloatTrueDiv": lambda a, b: a / b,
     "PythonMod": sympy.Mod,
     "ModularIndexing": lambda a, b, n: sympy.Mod(sympy.floor(a / b), n),
     "PowByNatural": sympy.Pow,

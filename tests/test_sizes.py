@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import sympy
 import torch
@@ -194,7 +196,15 @@ def test_a_ragged_size_is_that_of_its_parts():
 def test_torchs_functions_are_sympys():
     _, x = _symbolic((6, 10))
     n, m = x.shape
-    for size in (n // 2, (n * m) // 3, n % 4, torch.sym_max(n, m), n * (m // 2) - 1):
+    for size in (
+        n // 2,
+        (n * m) // 3,
+        n % 4,
+        torch.sym_max(n, m),
+        n * (m // 2) - 1,
+        math.floor(n * 1.5),
+        math.ceil(m / 4),
+    ):
         written = expression(size)
         assert written.subs({expression(n): 6, expression(m): 10}) == hint_int(size)
         assert sympy.sympify(str(written)).subs({str(n): 6, str(m): 10}) == (
