@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from gcpass.budget import Fraction
 from gcpass.constraints import must_not_be_saved, why_not_recomputable
@@ -41,7 +40,7 @@ from gcpass.torch_private import (
     tree_leaves,
 )
 from gcpass.traffic import Step, bytes_moved
-from gcpass.workspace import workspace_bytes
+from gcpass.workspace import node_workspace
 
 _Path: TypeAlias = "tuple[Any, ...]"
 
@@ -81,6 +80,7 @@ class Capture:
         op_nodes: the node of each operation.
         value_nodes: the node that owns each value's storage; None for an item of a
             tuple that nothing reads.
+        value_metas: what each value's size is that of, None for 0.
         root: node -> value whose storage it reads, for owners and views.
         reasons: why an operation is not recomputable, None where it is.
         num_fwd_outputs: how many of the graph's outputs are the forward's.
@@ -92,6 +92,7 @@ class Capture:
     problem: Problem
     op_nodes: tuple[fx.Node, ...]
     value_nodes: tuple[fx.Node | None, ...]
+    value_metas: tuple[Any, ...]
     root: dict[fx.Node, ValueId]
     reasons: tuple[str | None, ...]
     num_fwd_outputs: int
@@ -167,7 +168,7 @@ def capture(
                 if kinds[op_id] is Kind.POINTWISE
                 else (),
                 workspace_bytes=(
-                    _workspace(node) if kinds[op_id] is Kind.EXTERN else 0
+                    node_workspace(node) if kinds[op_id] is Kind.EXTERN else 0
                 ),
             )
         )
@@ -195,6 +196,7 @@ def capture(
         ),
         op_nodes=tuple(draft.op_nodes),
         value_nodes=tuple(draft.value_nodes),
+        value_metas=tuple(draft.metas),
         root={n: ValueId(v) for n, v in draft.root.items()},
         reasons=tuple(reasons),
         num_fwd_outputs=num_fwd_outputs,
@@ -210,17 +212,6 @@ def _aligned(draft: _Draft, op_id: int) -> tuple[ValueId, ...]:
     sources = [n for n in node.all_input_nodes if n in draft.root]
     elsewhere = {draft.root[n] for n in sources if not reads_aligned(node, n)}
     return tuple(ValueId(v) for v in draft.reads[op_id] if v not in elsewhere)
-
-
-def _workspace(node: fx.Node) -> int:
-    """Return the bytes that a node's operator allocates inside itself."""
-
-    def value(argument: fx.Node) -> Any:
-        return argument.meta.get("val")
-
-    return workspace_bytes(
-        node.target, map_arg(node.args, value), map_arg(node.kwargs, value)
-    )
 
 
 def output_nodes(graph: fx.Graph) -> list[Any]:
@@ -285,6 +276,7 @@ class _Draft:
     reads: list[list[int]] = field(default_factory=list)
     writes: list[list[int]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    metas: list[Any] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     writer: list[int | None] = field(default_factory=list)
     value_nodes: list[fx.Node | None] = field(default_factory=list)
@@ -299,10 +291,10 @@ class _Draft:
         if node.op == "placeholder":
             if not is_sym_node(node):
                 origin = Origin.TANGENT if is_tangent(node) else Origin.INPUT
-                self._new_value(node, storage_bytes(node.meta.get("val")), origin, None)
+                self._new_value(node, node.meta.get("val"), origin, None)
         elif node.op == "get_attr":
             if isinstance(node.meta.get("val"), torch.Tensor):
-                self._new_value(node, 0, Origin.INPUT, None)
+                self._new_value(node, None, Origin.INPUT, None)
         elif node.op == "call_function" and not self._is_item(node):
             if is_sym_node(node) and not self._reads_data(node):
                 return
@@ -357,19 +349,19 @@ class _Draft:
         val = node.meta.get("val")
         if isinstance(val, (tuple, list)):
             for path, tensor in _items_of(val):
-                size = storage_bytes(tensor)
-                value = self._new_value(None, size, Origin.COMPUTED, op_id)
+                value = self._new_value(None, tensor, Origin.COMPUTED, op_id)
                 self.items[node, path] = value
         elif isinstance(val, torch.Tensor) and not is_effect_only(node):
-            self._new_value(node, storage_bytes(val), Origin.COMPUTED, op_id)
+            self._new_value(node, val, Origin.COMPUTED, op_id)
         elif val is not None and not is_sym_node(node) and not is_effect_only(node):
-            self._new_value(node, 0, Origin.COMPUTED, op_id)  # opaque object
+            self._new_value(node, None, Origin.COMPUTED, op_id)  # opaque object
 
     def _new_value(
-        self, node: fx.Node | None, size: int, origin: Origin, op_id: int | None
+        self, node: fx.Node | None, meta: Any, origin: Origin, op_id: int | None
     ) -> int:
         value = len(self.sizes)
-        self.sizes.append(size)
+        self.sizes.append(storage_bytes(meta))
+        self.metas.append(meta)
         self.origins.append(origin)
         self.writer.append(op_id)
         self.value_nodes.append(node)

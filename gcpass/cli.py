@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gcpass
 from gcpass import toolchain
-from gcpass.decisions import RegionPlan, ValueDecision
+from gcpass.decisions import PlannedSymbol, RegionPlan, ValueDecision
 from gcpass.errors import GcpassError
 from gcpass.units import format_bytes
 
@@ -129,8 +129,10 @@ def _complain(problem: str) -> int:
 
 def _print_plan(plan: RegionPlan) -> None:
     for field in dataclasses.fields(plan):
-        if field.name not in ("scopes", "values"):
+        if field.name not in ("symbols", "scopes", "values"):
             print(f"  {field.name}: {_text(field.name, getattr(plan, field.name))}")
+    for symbol in plan.symbols:
+        print(f"  symbol {_symbol_text(symbol)}")
     for scope in plan.scopes:
         limit = "" if scope.limit_bytes is None else f" of {scope.limit_bytes}"
         print(
@@ -143,6 +145,19 @@ def _print_plan(plan: RegionPlan) -> None:
     largest = sorted(decided, key=lambda value: -value.size_bytes)[:_VALUES_SHOWN]
     print(f"  the {len(largest)} largest of {len(decided)} values:")
     _print_table([_row(value) for value in largest])
+
+
+def _symbol_text(symbol: PlannedSymbol) -> str:
+    parts = [f"{symbol.name}: planned for {symbol.planned}"]
+    if symbol.source:
+        parts.append(f"from {symbol.source}")
+    if symbol.least is not None:
+        parts.append(f"at least {symbol.least}")
+    if symbol.most is not None:
+        parts.append(f"at most {symbol.most}")
+    if symbol.largest is not None:
+        parts.append(f"within the budget up to {symbol.largest}")
+    return ", ".join(parts)
 
 
 def _row(value: ValueDecision) -> tuple[str, ...]:

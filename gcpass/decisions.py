@@ -4,33 +4,26 @@ The JSON form is versioned and described by ``decisions.schema.json``. Bytes, se
 peak, floor, overhead, bound and gap mean what they mean everywhere in gcpass: the peak
 counts what a step allocates beyond what was alive when its forward started.
 
-Loads no torch: nodes are read by their attributes.
+Loads no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
-import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from gcpass.errors import GcpassError
-from gcpass.scopes import module_paths
-from gcpass.solvers.liveness import simulate
-from gcpass.solvers.problem import Operation, OpId, Origin, Phase, Plan, ValueId
+from gcpass.budget import Bytes, parse_budget
+from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
+from gcpass.size_function import MOST_SIZE, largest_value, size_function
+from gcpass.solvers.problem import Plan
 from gcpass.units import format_bytes
 
-if TYPE_CHECKING:
-    from gcpass.capture import Capture
-
-__all__ = ["RegionPlan", "ScopeDecision", "ValueDecision"]
-__all__ += ["describe_scopes", "describe_values", "plan_digest"]
+__all__ = ["Decision", "PlannedSymbol", "RegionPlan", "ScopeDecision", "ValueDecision"]
+__all__ += ["plan_digest"]
 
 SCHEMA_VERSION: Final = 1
 
@@ -60,6 +53,9 @@ class ValueDecision:
         recompute_positions: indices in the plan's sequence of its executions after the
             first. The first is among them where the backward runs it although the
             forward could.
+        symbolic_size_bytes: `size_bytes` as a function of the plan's symbols; "" where
+            none decides or the function is unknown.
+        symbolic_flops: `flops` likewise.
     """
 
     name: str
@@ -73,6 +69,8 @@ class ValueDecision:
     decision: Decision
     reason: str
     recompute_positions: tuple[int, ...]
+    symbolic_size_bytes: str = ""
+    symbolic_flops: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +90,36 @@ class ScopeDecision:
     limit_bytes: int | None
     fastest_saved_bytes: int
     saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSymbol:
+    """A size, or another number, for which one plan serves several values.
+
+    Attributes:
+        name: torch's, "s77".
+        planned: the value that the plan was made for.
+        source: where it comes from ("L['x'].size()[0]"), "" for a size that only
+            running the program tells.
+        least: its lower bound as known after planning, None without one. Outside of
+            its bounds torch compiles, and gcpass plans, anew.
+        most: its upper bound likewise.
+        largest: the largest value at which the predicted peak is within the region's
+            budget, the other symbols as planned; None without a budget, or where no
+            value or every one is.
+    """
+
+    name: str
+    planned: int
+    source: str
+    least: int | None
+    most: int | None
+    largest: int | None = None
+
+    def between(self) -> tuple[int, int]:
+        """Return the least and the largest value to look at."""
+        least = min(0, self.planned) if self.least is None else self.least
+        return least, MOST_SIZE if self.most is None else self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +156,11 @@ class RegionPlan:
         recomputations: executions beyond the first of each operation.
         digest: equal on all ranks and processes that decided the same.
         from_cache: a compile cache answered; the plan was made earlier.
+        symbolic_peak_bytes: `predicted_peak_bytes` as a function of the symbols, in
+            sympy's notation; the number where there are none, "" where it is unknown.
+        symbolic_flops: of one step with this plan, likewise.
+        symbolic_note: why the functions are unknown, "" where they are not.
+        symbols: the sizes that may change without another plan, and what they were.
         scopes: parts with a limit or a policy, in the order of the joint graph.
         values: in the order of the joint graph.
     """
@@ -159,6 +192,10 @@ class RegionPlan:
     recomputations: int
     digest: str
     from_cache: bool = field(default=False, compare=False)
+    symbolic_peak_bytes: str = ""
+    symbolic_flops: str = ""
+    symbolic_note: str = ""
+    symbols: tuple[PlannedSymbol, ...] = ()
     scopes: tuple[ScopeDecision, ...] = ()
     values: tuple[ValueDecision, ...]
 
@@ -173,6 +210,98 @@ class RegionPlan:
     def step_peak_bytes(self) -> int:
         """The peak of the step while the region runs."""
         return self.others_bytes + self.peak_bytes
+
+    def peak_at(self, **sizes: int) -> int:
+        """Return the predicted peak at other sizes, in bytes.
+
+        Args:
+            sizes: of symbols, by name ("s77"); the others are as planned.
+
+        Raises:
+            InvalidOptionError: there is no such symbol, or its range excludes the size.
+            GcpassError: the peak as a function of sizes is unknown, and why.
+        """
+        return self._at(self.symbolic_peak_bytes, sizes)
+
+    def flops_at(self, **sizes: int) -> int:
+        """Return the FLOPs of a step with this plan at other sizes, see `peak_at`."""
+        return self._at(self.symbolic_flops, sizes)
+
+    def largest(self, symbol: str, budget: int | str) -> int:
+        """Return the largest value of a symbol at which this plan keeps to a budget.
+
+        What counts is the region's predicted peak; `others_bytes` are not in it.
+
+        Args:
+            symbol: its name; the other symbols are as planned.
+            budget: bytes, or text like "12GiB".
+
+        Raises:
+            InvalidOptionError: there is no such symbol, the budget is not in bytes, or
+                every value keeps to it.
+            InfeasibleBudgetError: no value in the symbol's range keeps to it.
+            GcpassError: the peak as a function of sizes is unknown, and why.
+        """
+        limit = parse_budget(budget, option="budget")
+        if not isinstance(limit, Bytes):
+            raise InvalidOptionError(f"budget {budget!r} is not bytes", option="budget")
+        chosen = self._symbol(symbol)
+        found = self._largest(chosen, limit.size_bytes)
+        if found is None:
+            least = {chosen.name: chosen.between()[0]}
+            raise InfeasibleBudgetError(
+                budget_bytes=limit.size_bytes, floor_bytes=self.peak_at(**least)
+            )
+        if found == MOST_SIZE:
+            raise InvalidOptionError(
+                f"every {symbol} keeps to {budget!r}: the peak does not grow with it",
+                option="symbol",
+            )
+        return found
+
+    def with_largest(self) -> RegionPlan:
+        """Return the plan with `PlannedSymbol.largest` found."""
+        if self.budget_bytes is None or not self.symbolic_peak_bytes:
+            return self
+        found = [self._largest(s, self.budget_bytes) for s in self.symbols]
+        symbols = (
+            dataclasses.replace(s, largest=None if most == MOST_SIZE else most)
+            for s, most in zip(self.symbols, found, strict=True)
+        )
+        return dataclasses.replace(self, symbols=tuple(symbols))
+
+    def _largest(self, symbol: PlannedSymbol, limit: int) -> int | None:
+        function = size_function(self._known(self.symbolic_peak_bytes))
+        others = {s.name: s.planned for s in self.symbols if s is not symbol}
+        return largest_value(function, symbol.name, others, limit, symbol.between())
+
+    def _at(self, text: str, sizes: Mapping[str, int]) -> int:
+        for name, size in sizes.items():
+            symbol = self._symbol(name)
+            least, most = symbol.between()
+            if not least <= size <= most:
+                end = f"least {least}" if size < least else f"most {most}"
+                raise InvalidOptionError(
+                    f"{name} is at {end} where this plan is used, got {size}; other "
+                    "sizes are planned anew",
+                    option=name,
+                )
+        planned = {symbol.name: symbol.planned for symbol in self.symbols}
+        return size_function(self._known(text)).at({**planned, **sizes})
+
+    def _symbol(self, name: str) -> PlannedSymbol:
+        for symbol in self.symbols:
+            if symbol.name == name:
+                return symbol
+        names = [f"{s.name} ({s.source})" for s in self.symbols]
+        known = f"has {', '.join(names)}" if names else "is for static sizes"
+        raise InvalidOptionError(f"no symbol {name!r}: the plan {known}", option=name)
+
+    def _known(self, text: str) -> str:
+        if not text:
+            why = self.symbolic_note or "an earlier release wrote this plan"
+            raise GcpassError(f"unknown as a function of sizes: {why}")
+        return text
 
     def as_cached(self, region: str | None = None) -> RegionPlan:
         """Return the plan marked as found in a cache.
@@ -195,10 +324,16 @@ class RegionPlan:
                 f"overhead {100 * self.overhead:.1f} % "
                 f"(at most {self.gap_points:.1f} points from optimal)",
                 f"{self.recomputations} recomputations",
+                *(self._range(symbol) for symbol in self.symbols),
                 f"solved in {self.solve_time_s:.1f} s by {self.solver}"
                 f"{' (from the cache)' * self.from_cache}",
             ]
         )
+
+    @staticmethod
+    def _range(symbol: PlannedSymbol) -> str:
+        most = "" if symbol.largest is None else f" (at most {symbol.largest})"
+        return f"for {symbol.name} = {symbol.planned}{most}"
 
     def _share(self) -> str:
         if self.budget_bytes is None:
@@ -217,10 +352,10 @@ class RegionPlan:
         fields = [
             f"  {_json(n)}: {_json(v)}"
             for n, v in _items(self)
-            if n not in ("scopes", "values")
+            if n not in ("symbols", "scopes", "values")
         ]
-        scopes = [dict(_items(scope)) for scope in self.scopes]
-        fields.append(f'  "scopes": {_json(scopes)}')
+        for name, rows in (("symbols", self.symbols), ("scopes", self.scopes)):
+            fields.append(f'  "{name}": {_json([dict(_items(row)) for row in rows])}')
         values = ",\n".join(f"    {_json(dict(_items(v)))}" for v in self.values)
         fields.append(f'  "values": [\n{values}\n  ]')
         return "{\n" + ",\n".join(fields) + "\n}\n"
@@ -258,227 +393,8 @@ def plan_digest(plan: Plan, names: Sequence[str]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def describe_scopes(capture: Capture, plan: Plan) -> tuple[ScopeDecision, ...]:
-    """Return what the plan saves from each scope, in the order of the graph."""
-    problem = capture.problem
-    instances = simulate(problem, plan.sequence, plan.boundary).instances
-    saved = {i.value for i in instances if i.saved}
-    return tuple(
-        ScopeDecision(
-            name=share.scope.name,
-            requested=share.scope.requested,
-            limit_bytes=share.limit_bytes,
-            fastest_saved_bytes=share.fastest_bytes,
-            saved_bytes=sum(problem.values[v].size_bytes for v in saved & share.values),
-        )
-        for share in capture.shares
-    )
-
-
-def describe_values(capture: Capture, plan: Plan) -> tuple[ValueDecision, ...]:
-    """Return what the plan does to each value of the problem, by value id."""
-    problem = capture.problem
-    instances = simulate(problem, plan.sequence, plan.boundary).instances
-    saved = {i.value for i in instances if i.saved}
-    materialized = {i.value for i in instances if not i.virtual}
-    runs = _runs(plan)
-    writers, readers = problem.writers(), problem.readers()
-    outputs = _forward_outputs(capture)
-    decisions = []
-    for value_id, value in enumerate(problem.values):
-        writer = writers[value_id]
-        operation = None if writer is None else problem.operations[writer]
-        executed = () if writer is None else runs.get(writer, ())
-        fate = _Fate(
-            size_bytes=value.size_bytes,
-            origin=value.origin,
-            is_held=value.held,
-            is_output=value_id in outputs,
-            must_not_save=_why_not_saved(capture, ValueId(value_id)),
-            is_saved=value_id in saved,
-            is_inlined=value_id not in materialized,
-            is_read=bool(readers[value_id]),
-            operation=operation,
-            must_save="" if writer is None else capture.reasons[writer] or "",
-            executed=executed,
-            boundary=plan.boundary,
-        )
-        decisions.append(_value_decision(capture, ValueId(value_id), writer, fate))
-    return tuple(decisions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fate:
-    """What the plan does to one value; `executed` are its operation's positions."""
-
-    size_bytes: int
-    origin: Origin
-    is_held: bool
-    is_output: bool
-    must_not_save: str
-    is_saved: bool
-    is_inlined: bool
-    is_read: bool
-    operation: Operation | None
-    must_save: str
-    executed: tuple[int, ...]
-    boundary: int
-
-    def repeats(self) -> tuple[int, ...]:
-        """Return `ValueDecision.recompute_positions`."""
-        either = self.operation is not None and self.operation.phase is Phase.EITHER
-        if either and self.executed and self.executed[0] >= self.boundary:
-            return self.executed
-        return self.executed[1:]
-
-    def decide(self) -> tuple[Decision, str]:
-        """Return the decision and what speaks for it."""
-        if self.origin is Origin.INPUT:
-            return "input", "alive before the step and after it"
-        if self.is_held and not self.is_output:
-            return "gradient", "leaves the region with the backward"
-        if self.is_held and self.is_saved:
-            return "output", "leaves the region with the forward; the backward reads it"
-        if self.is_held:
-            return "output", "leaves the region with the forward"
-        if self.operation is None:
-            return "input", "arrives with the backward"
-        if self.is_saved:
-            return "saved", self._why_saved(self.operation)
-        if self.repeats():
-            return "recomputed", self._why_recomputed(self.operation)
-        return "temporary", self._why_temporary()
-
-    def _why_saved(self, operation: Operation) -> str:
-        if self.must_save:
-            return self.must_save
-        if self.size_bytes == 0:
-            return "takes no memory"
-        rate = operation.cost_seconds / self.size_bytes * 2**20
-        return f"computing it again costs at least {_duration(rate)} per MiB"
-
-    def _why_recomputed(self, operation: Operation) -> str:
-        if self.must_not_save:
-            return self.must_not_save
-        if self.executed == self.repeats() and len(self.executed) == 1:
-            return "only the backward reads it, so it is computed there"
-        times = len(self.repeats())
-        each = f"{times} times {_duration(operation.cost_seconds)}"
-        work = _duration(operation.cost_seconds) if times == 1 else each
-        return f"{work} of work instead of keeping {format_bytes(self.size_bytes)}"
-
-    def _why_temporary(self) -> str:
-        if not self.is_read:
-            return "nothing reads it"
-        if self.is_inlined:
-            return "computed inside the kernels that read it"
-        in_forward = bool(self.executed) and self.executed[0] < self.boundary
-        return f"only the {'forward' if in_forward else 'backward'} reads it"
-
-
-def _value_decision(
-    capture: Capture, value: ValueId, writer: OpId | None, fate: _Fate
-) -> ValueDecision:
-    owner = capture.value_nodes[value]
-    producer = None if writer is None else capture.op_nodes[writer]
-    nodes = [node for node in (owner, producer) if node is not None]
-    tensor = None if owner is None else owner.meta.get("val")
-    decision, why = fate.decide()
-    operation = fate.operation
-    return ValueDecision(
-        name=owner.name if owner is not None else _item_name(capture, value, writer),
-        module_path=next(filter(None, map(_module_path, nodes)), ""),
-        source=next(filter(None, map(_source, nodes)), ""),
-        shape=tuple(_size(s) for s in getattr(tensor, "shape", ())),
-        dtype=str(getattr(tensor, "dtype", "")).removeprefix("torch."),
-        size_bytes=fate.size_bytes,
-        flops=0 if operation is None else operation.flops,
-        cost_seconds=0.0 if operation is None else operation.cost_seconds,
-        decision=decision,
-        reason=f"{decision}: {why}",
-        recompute_positions=fate.repeats(),
-    )
-
-
-def _why_not_saved(capture: Capture, value: ValueId) -> str:
-    if capture.problem.values[value].savable:
-        return ""
-    return capture.refusals.get(value, "a checkpoint tag forbids to keep it")
-
-
-def _runs(plan: Plan) -> dict[OpId, tuple[int, ...]]:
-    """Return the positions of each executed operation, ascending."""
-    runs: dict[OpId, list[int]] = {}
-    for position, op_id in enumerate(plan.sequence):
-        runs.setdefault(op_id, []).append(position)
-    return {op_id: tuple(positions) for op_id, positions in runs.items()}
-
-
-def _forward_outputs(capture: Capture) -> frozenset[int]:
-    """Return the values that the forward returns to the caller."""
-    (output,) = capture.graph.find_nodes(op="output")
-    flat = list(_leaves(output.args))[: capture.num_fwd_outputs]
-    nodes = [item for item in flat if hasattr(item, "meta")]
-    return frozenset(capture.root[node] for node in nodes if node in capture.root)
-
-
-def _leaves(item: Any) -> Iterator[Any]:
-    if isinstance(item, (list, tuple)):
-        for inner in item:
-            yield from _leaves(inner)
-    else:
-        yield item
-
-
-def _item_name(capture: Capture, value: ValueId, writer: OpId | None) -> str:
-    """Return a name for an item of a tuple that no node takes out."""
-    if writer is None:
-        return f"value_{value}"
-    position = capture.problem.operations[writer].writes.index(value)
-    return f"{capture.op_nodes[writer].name}[{position}]"
-
-
-def _module_path(node: Any) -> str:
-    """Return the innermost module around a node, "" where none is known."""
-    paths = module_paths(node)
-    return paths[-1] if paths else ""
-
-
-def _source(node: Any) -> str:
-    """Return the last line of the node's stack that is not torch's own."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    if not frames:
-        return ""
-    folder = _torch_folder()
-    theirs = [frame for frame in frames if not frame[0].startswith(folder)]
-    path, line = (theirs or frames)[-1]
-    parts = [part for part in re.split(r"[\\/]", path) if part]
-    return f"{'/'.join(parts[-2:])}:{line}"
-
-
-@lru_cache(maxsize=1)
-def _torch_folder() -> str:
-    """Return how the paths of torch's own files begin, found without loading it."""
-    found = importlib.util.find_spec("torch")
-    assert found is not None, "nodes come from torch"
-    assert found.submodule_search_locations is not None, "torch is a package"
-    return found.submodule_search_locations[0] + os.sep
-
-
-def _size(size: Any) -> int | str:
-    return size if isinstance(size, int) else str(size)
-
-
-def _duration(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1.0:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
 def _items(
-    data: RegionPlan | ScopeDecision | ValueDecision,
+    data: RegionPlan | PlannedSymbol | ScopeDecision | ValueDecision,
 ) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(data, f.name)) for f in dataclasses.fields(data))
 

@@ -1,7 +1,9 @@
 """FLOP formulas by operator: what torch prices at 0, prices wrongly or leaves out.
 
 A multiplication and an addition count as two. A formula takes a `Call`, whose tensors
-have metadata only and whose sizes are plain ints, and returns the FLOPs.
+have metadata only, and returns the FLOPs: an int where sizes are plain ints, an
+expression where they are functions of symbols. Formulas with a logarithm, and those of
+linear algebra, take ints only and raise TypeError otherwise.
 
 Why not torch's flop registry alone: it counts causal attention in full, the weight
 gradient of a grouped convolution once per group too often, complex products as real
@@ -11,13 +13,14 @@ ones, and knows neither attention on the CPU nor FFT nor recurrent layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
+import sympy
 
-from gcpass.sizes import element_count, tensors_in
+from gcpass.sizes import ShapeOnly, at_least_one, hint_int, tensors_in
+from gcpass.symbols import Symbolic
 
 __all__ = ["OWN_FORMULAS", "Call", "per_input", "per_output"]
 
@@ -40,7 +43,8 @@ class Call:
 
     Attributes:
         target: the operator.
-        args, kwargs: arguments; tensors without data, sizes as plain ints.
+        args, kwargs: arguments; tensors without data and sizes as plain ints, or all
+            tensors as `ShapeOnly` and sizes as functions of symbols.
         out: the result's metadata in the same form.
     """
 
@@ -57,7 +61,25 @@ class Call:
         return values | dict(self.kwargs)
 
 
-CallFormula: TypeAlias = Callable[[Call], int]
+CallFormula: TypeAlias = Callable[[Call], Symbolic]
+
+
+def sizes_of(tensor: Any) -> list[Symbolic]:
+    """Return the sizes of a tensor or `ShapeOnly`, those of a tensor by hint."""
+    read = (lambda size: size) if isinstance(tensor, ShapeOnly) else hint_int
+    return [read(size) for size in tensor.shape]
+
+
+def _elements(tensor: Any) -> Symbolic:
+    return math.prod(sizes_of(tensor))
+
+
+def most(counts: Iterable[Symbolic]) -> Symbolic:
+    """Return the largest of some counts, 0 of none."""
+    known = list(counts)
+    if all(isinstance(count, int) for count in known):
+        return max(known, default=0)
+    return sympy.Max(*known)
 
 
 # --- matrix products, convolutions, recurrent layers ----------------------------------
@@ -66,11 +88,11 @@ CallFormula: TypeAlias = Callable[[Call], int]
 def _product(left: str, right: str, *, transposed: bool = False) -> CallFormula:
     """Return the formula of left (.., m, k) @ right (.., k, n), or (.., n, k)."""
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         named = call.named()
         a, b = named[left], named[right]
-        n = 1 if b.dim() == 1 else b.shape[-2 if transposed else -1]
-        return _complex_factor(call) * 2 * element_count(a) * int(n)
+        n = 1 if b.dim() == 1 else sizes_of(b)[-2 if transposed else -1]
+        return _complex_factor(call) * 2 * _elements(a) * n
 
     return flops
 
@@ -80,30 +102,27 @@ def _complex_factor(call: Call) -> int:
     return _COMPLEX_FLOPS if out and out[0].dtype.is_complex else 1
 
 
-def _grouped_product(call: Call) -> int:
+def _grouped_product(call: Call) -> Symbolic:
     # self (g, m, k) @ mat2 (k, n) splits n over the groups: each row meets n/g columns
     named = call.named()
     a, b = named["self"], named["mat2"]
-    shared = a.shape[0] if a.dim() == 3 and b.dim() == 2 else 1
-    return 2 * element_count(a) * int(b.shape[-1]) // int(shared)
+    shared = sizes_of(a)[0] if a.dim() == 3 and b.dim() == 2 else 1
+    return 2 * _elements(a) * sizes_of(b)[-1] // shared
 
 
-def _trailing_size(tensor: torch.Tensor) -> int:
-    return math.prod(int(size) for size in tensor.shape[2:])
-
-
-def _convolution_of(images: torch.Tensor, weight: torch.Tensor, call: Call) -> int:
+def _convolution_of(images: Any, weight: Any, call: Call) -> Symbolic:
     """Return 2 B S |W|: every weight once per image and position.
 
     The weight is (out, in / groups, kernel) or, transposed, (in, out / groups, kernel),
     so its size holds the groups already. S counts the positions of `images`: the
     output, or the input of a transposed convolution.
     """
-    positions = int(images.shape[0]) * _trailing_size(images)
-    return _complex_factor(call) * 2 * positions * element_count(weight)
+    batch, _, *trailing = sizes_of(images)
+    positions = batch * math.prod(trailing)
+    return _complex_factor(call) * 2 * positions * _elements(weight)
 
 
-def _convolution(call: Call) -> int:
+def _convolution(call: Call) -> Symbolic:
     named = call.named()
     weight = named["weight"] if "weight" in named else named["W"]
     source = named["input"] if "input" in named else named.get("X", named.get("self"))
@@ -112,27 +131,27 @@ def _convolution(call: Call) -> int:
     return _convolution_of(images, weight, call)
 
 
-def _convolution_backward(call: Call) -> int:
+def _convolution_backward(call: Call) -> Symbolic:
     # Both gradients pair every weight with every image and position again.
     named = call.named()
     images = named["input"] if named["transposed"] else named["grad_output"]
     to_input, to_weight, to_bias = (bool(flag) for flag in named["output_mask"])
     once = _convolution_of(images, named["weight"], call)
-    bias = element_count(named["grad_output"]) if to_bias else 0
+    bias = _elements(named["grad_output"]) if to_bias else 0
     return (to_input + to_weight) * once + bias
 
 
 def _recurrent(passes: int) -> CallFormula:
     """Return the formula of a recurrent layer: every token meets every weight."""
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         named = call.named()
-        tokens = element_count(named["input"]) // max(1, int(named["input"].shape[-1]))
+        tokens = _elements(named["input"]) // at_least_one(sizes_of(named["input"])[-1])
         weights = tensors_in([v for k, v in named.items() if k.startswith("weight")])
         weights = [
             w for w in weights if w.dim() > 1
         ]  # biases are added, not multiplied
-        return passes * 2 * tokens * sum(element_count(w) for w in weights)
+        return passes * 2 * tokens * sum(_elements(w) for w in weights)
 
     return flops
 
@@ -154,21 +173,21 @@ def _attention(products: int, *, sequence_axis: int = -2) -> CallFormula:
     """
     along_qk, along_v = {2: (1, 1), 5: (3, 2)}[products]
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         named = call.named()
-        query, key, value = named["query"], named["key"], named["value"]
-        keys = int(key.shape[sequence_axis])
+        query, value = sizes_of(named["query"]), sizes_of(named["value"])
+        keys = sizes_of(named["key"])[sequence_axis]
         packed = named.get("cum_seq_k", named.get("cu_seqlens_k")) is not None
         if packed and sequence_axis == -3:
-            keys = int(named.get("max_k", named.get("max_seqlen_k")) or keys)
-        pairs = element_count(query) // max(1, int(query.shape[-1])) * keys
-        width = along_qk * int(query.shape[-1]) + along_v * int(value.shape[-1])
+            keys = named.get("max_k", named.get("max_seqlen_k")) or keys
+        pairs = math.prod(query) // at_least_one(query[-1]) * keys
+        width = along_qk * query[-1] + along_v * value[-1]
         return _halved_if_causal(call, 2 * pairs * width)
 
     return flops
 
 
-def _halved_if_causal(call: Call, flops: int) -> int:
+def _halved_if_causal(call: Call, flops: Symbolic) -> Symbolic:
     """Return half of the FLOPs where the call masks the future.
 
     Flash kernels skip the blocks above the diagonal, half of them in long sequences.
@@ -187,15 +206,15 @@ def _fourier(flops_per_point: float) -> CallFormula:
     Cooley and Tukey (1965), radix 2; the count that FFTW's benchmarks use too.
     """
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         named = call.named()
         real = (
             call.out if "last_dim_size" in named else named["self"]
         )  # the longer side
-        points = math.prod(int(real.shape[dim]) for dim in named["dim"])
+        points = math.prod(sizes_of(real)[dim] for dim in named["dim"])
         if points < 2:
             return 0
-        return round(flops_per_point * element_count(real) * math.log2(points))
+        return round(flops_per_point * _elements(real) * math.log2(points))
 
     return flops
 
@@ -203,18 +222,19 @@ def _fourier(flops_per_point: float) -> CallFormula:
 def _linear_algebra(coefficient: float) -> CallFormula:
     """Return the formula c m n min(m, n) per matrix (Golub and Van Loan, 2013)."""
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         matrix = tensors_in(call.args)[0]
-        size = min((int(s) for s in matrix.shape[-2:]), default=0)
-        return round(coefficient * element_count(matrix) * size)
+        size = min(sizes_of(matrix)[-2:], default=0)
+        return round(coefficient * _elements(matrix) * size)
 
     return flops
 
 
-def _sort(call: Call) -> int:
+def _sort(call: Call) -> Symbolic:
     source = tensors_in(call.args)[0]
-    longest = max((int(size) for size in source.shape), default=1)
-    return element_count(source) * max(1, longest - 1).bit_length()
+    longest = max(sizes_of(source), default=1)
+    rounds: int = max(1, longest - 1).bit_length()
+    return _elements(source) * rounds
 
 
 # --- by kind --------------------------------------------------------------------------
@@ -223,9 +243,9 @@ def _sort(call: Call) -> int:
 def per_input(flops_per_element: int) -> CallFormula:
     """Return the formula: so many FLOPs per element of the largest input."""
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         inputs = tensors_in((call.args, dict(call.kwargs)))
-        return flops_per_element * max(map(element_count, inputs), default=0)
+        return flops_per_element * most(map(_elements, inputs))
 
     return flops
 
@@ -233,9 +253,9 @@ def per_input(flops_per_element: int) -> CallFormula:
 def per_output(flops_per_element: int) -> CallFormula:
     """Return the formula: so many FLOPs per element of the results."""
 
-    def flops(call: Call) -> int:
+    def flops(call: Call) -> Symbolic:
         out = tensors_in(call.out)
-        return flops_per_element * sum(map(element_count, out))
+        return flops_per_element * sum(map(_elements, out))
 
     return flops
 

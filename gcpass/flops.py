@@ -12,7 +12,8 @@ for, first hit wins:
 An operator of another library without a formula is unknown (None): it may hide any
 amount of work.
 
-Symbolic sizes are read by their hint (`gcpass.sizes`).
+Symbolic sizes are read by their hint, or as functions of the graph's symbols
+(`gcpass.sizes`); the formulas are the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.node import map_arg
@@ -31,16 +33,21 @@ from gcpass.errors import InvalidOptionError
 from gcpass.flop_formulas import (
     OWN_FORMULAS,
     Call,
+    most,
     per_input,
     per_output,
+    sizes_of,
 )
-from gcpass.sizes import hint_int, tensors_in
+from gcpass.sizes import expression, hint_int, shape_only, tensors_in
+from gcpass.symbols import Symbolic
 from gcpass.torch_private import HigherOrderOperator, OpOverload, tree_map
 
 __all__ = ["USER_FORMULAS", "Call", "call_of", "carried_call", "graph_bodies"]
-__all__ += ["node_flops", "op_names", "user_formulas"]
+__all__ += ["node_flops", "op_names", "symbolic_flops", "user_formulas"]
 
 Formula = Callable[..., int]
+_View = Callable[[Any], Any]  # of one leaf of metadata or of the arguments
+_Count = Callable[[fx.Node], Symbolic | None]
 
 USER_FORMULAS: dict[str, Formula] = {}
 """Formulas of `gcpass.cost.register_cost` by operator name ("lib::op.overload")."""
@@ -48,18 +55,45 @@ USER_FORMULAS: dict[str, Formula] = {}
 
 def call_of(node: fx.Node) -> Call:
     """Return a node's call; graph modules stay as they are, None where unknown."""
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), _meta_of)
-    out = tree_map(_concrete, node.meta.get("val"))
+    return _call_of(node, _concrete)
+
+
+def _call_of(node: fx.Node, view: _View) -> Call:
+    def meta_of(argument: fx.Node) -> Any:
+        return _meta_of(argument, view)
+
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), meta_of)
+    out = tree_map(view, node.meta.get("val"))
     return Call(target=node.target, args=tuple(args), kwargs=kwargs, out=out)
 
 
 def node_flops(node: fx.Node) -> int | None:
     """Return the FLOPs of one execution of the node, None when they are unknown."""
-    if node.op != "call_function":
+    if not _does_work(node):
         return 0
-    if not isinstance(node.target, OpOverload | HigherOrderOperator):
-        return 0  # getitem and arithmetic on sizes
-    return _call_flops(call_of(node))
+    flops: int | None = _call_flops(call_of(node), node_flops)
+    return flops
+
+
+def symbolic_flops(node: fx.Node) -> Symbolic | None:
+    """Return `node_flops` as a function of the graph's symbols.
+
+    Returns:
+        an int where no symbol decides, else a `sympy.Expr`; None where the FLOPs are
+        unknown or the formula takes numbers only (a logarithm, a user's).
+    """
+    if not _does_work(node):
+        return 0
+    try:
+        return _call_flops(_call_of(node, _symbolic), symbolic_flops)
+    except Exception:  # a user's or torch's code, which was not written for this
+        return None
+
+
+def _does_work(node: fx.Node) -> bool:
+    """Return False for inputs, items of tuples and arithmetic on sizes."""
+    operator_call = isinstance(node.target, OpOverload | HigherOrderOperator)
+    return node.op == "call_function" and operator_call
 
 
 @cache
@@ -88,7 +122,8 @@ def user_formulas() -> dict[str, Formula]:
     return with_torch | USER_FORMULAS
 
 
-def _call_flops(call: Call) -> int | None:
+def _call_flops(call: Call, count: _Count) -> Symbolic | None:
+    """Return the FLOPs of a call; `count` gives those of the nodes of its body."""
     for name in op_names(call.target):
         if name in USER_FORMULAS:
             flops = USER_FORMULAS[name](*call.args, **call.kwargs, out=call.out)
@@ -99,7 +134,7 @@ def _call_flops(call: Call) -> int | None:
     if isinstance(call.target, HigherOrderOperator):
         if torch_formula is not None:  # flex attention
             return _apply_torch_formula(torch_formula, call)
-        return _body_flops(call)
+        return _body_flops(call, count)
     own = OWN_FORMULAS.get(op_names(call.target)[-1])
     if own is not None:
         return own(call)
@@ -108,7 +143,9 @@ def _call_flops(call: Call) -> int | None:
     return _flops_by_kind(call)
 
 
-def _checked(name: str, flops: Any) -> int:
+def _checked(name: str, flops: Any) -> Symbolic:
+    if isinstance(flops, sympy.Expr):  # given functions of symbols
+        return flops
     if isinstance(flops, int) and not isinstance(flops, bool) and flops >= 0:
         return flops
     raise InvalidOptionError(
@@ -128,14 +165,15 @@ def _is_torch_own(formula: Formula) -> bool:
     return formula.__module__.startswith("torch.")
 
 
-def _apply_torch_formula(formula: Formula, call: Call) -> int:
-    return int(formula(*call.args, **call.kwargs, out_val=call.out))
+def _apply_torch_formula(formula: Formula, call: Call) -> Symbolic:
+    flops = formula(*call.args, **call.kwargs, out_val=call.out)
+    return flops if isinstance(flops, sympy.Expr) else int(flops)
 
 
-def _meta_of(node: fx.Node) -> Any:
+def _meta_of(node: fx.Node, view: _View) -> Any:
     val = node.meta.get("val")
     if val is not None or node.op != "get_attr" or node.graph.owning_module is None:
-        return tree_map(_concrete, val)
+        return tree_map(view, val)
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
@@ -152,6 +190,13 @@ def _concrete(val: Any) -> Any:
     sizes = [hint_int(size) for size in val.shape]
     strides = [hint_int(stride) for stride in val.stride()]
     return torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
+
+
+def _symbolic(val: Any) -> Any:
+    """Return metadata with sizes as functions of symbols."""
+    if isinstance(val, torch.SymInt):
+        return expression(val)
+    return shape_only(val) if isinstance(val, torch.Tensor) else _concrete(val)
 
 
 # --- operators with a body ------------------------------------------------------------
@@ -188,39 +233,39 @@ def carried_call(call: Call) -> Call | None:
     return Call(target=carried, args=tuple(arguments), kwargs={}, out=call.out)
 
 
-def _body_flops(call: Call) -> int | None:
+def _body_flops(call: Call, count: _Count) -> Symbolic | None:
     carried = carried_call(call)
     if carried is not None:
-        return _call_flops(carried)
+        return _call_flops(carried, count)
     name = call.target.name()
-    counts = [_graph_flops(body) for body in graph_bodies(call)]
+    counts = [_graph_flops(body, count) for body in graph_bodies(call)]
     known = [count for count in counts if count is not None]
     if not counts or len(known) < len(counts) or name == "while_loop":
         return None  # nobody knows how many rounds a while loop takes
     if name == "cond":
-        return max(known)
+        return most(known)
     return sum(known) * _body_runs(name, call)
 
 
-def _graph_flops(body: fx.GraphModule) -> int | None:
-    counts = [node_flops(node) for node in body.graph.nodes]
+def _graph_flops(body: fx.GraphModule, count: _Count) -> Symbolic | None:
+    counts = [count(node) for node in body.graph.nodes]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
-def _body_runs(name: str, call: Call) -> int:
+def _body_runs(name: str, call: Call) -> Symbolic:
     """Return how often a body runs: once per slice of the scanned tensors."""
     scanned = {"scan": 2, "associative_scan": 1, "map_impl": 1}.get(name)
     if scanned is None or len(call.args) <= scanned:
         return 1
     tensors = tensors_in(call.args[scanned])
-    return int(tensors[0].shape[0]) if tensors else 1
+    return sizes_of(tensors[0])[0] if tensors else 1
 
 
 # --- by kind --------------------------------------------------------------------------
 
 
-def _flops_by_kind(call: Call) -> int | None:
+def _flops_by_kind(call: Call) -> Symbolic | None:
     target = call.target
     if target.namespace not in ("aten", "prims"):
         return None

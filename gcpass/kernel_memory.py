@@ -404,4 +404,5 @@ def _bytes_of(buffer: Any) -> int:
     if not isinstance(layout, Layout):  # a tuple, a number, an object
         return 0
     size = hint_int(V.graph.sizevars.optimization_hint(layout.storage_size()))
-    return allocated_bytes(size * layout.dtype.itemsize, layout.device)
+    allocated: int = allocated_bytes(size * layout.dtype.itemsize, layout.device)
+    return allocated

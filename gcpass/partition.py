@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gcpass import decisions, store
+from gcpass import store
 from gcpass.budget import Minimum, Unlimited
 from gcpass.capture import (
     Capture,
@@ -20,7 +20,8 @@ from gcpass.capture import (
 )
 from gcpass.collector import paused_collector
 from gcpass.cost_model import cost_model_of
-from gcpass.decisions import RegionPlan
+from gcpass.decisions import RegionPlan, plan_digest
+from gcpass.describe import describe_scopes, describe_values
 from gcpass.fit import Candidate, Search, held_between
 from gcpass.joint_graph import device_of, has_backward, mutated_inputs, prepare
 from gcpass.options import Options
@@ -31,6 +32,7 @@ from gcpass.solvers.liveness import simulate
 from gcpass.solvers.problem import Plan
 from gcpass.solvers.shares import Share, set_aside_bytes
 from gcpass.solvers.solve import Planner
+from gcpass.symbolic import plan_functions
 from gcpass.torch_private import (
     compile_id,
     default_partition,
@@ -175,7 +177,9 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
     profile = simulate(captured.problem, plan.sequence, plan.boundary)
     # Where the step has several regions "min" plans for shares, which are no limits.
     least = isinstance(search.options.budget, Minimum)
-    return RegionPlan(
+    own = captured.with_between(search.outside_bytes)
+    functions = plan_functions(own, plan, profile, search.own_peak(plan))
+    region = RegionPlan(
         region=compile_id(),
         requested=str(search.options.memory_budget),
         budget_bytes=None if least else search.budget_bytes,
@@ -200,10 +204,16 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
         solve_time_s=total_s - search.verify_time_s,
         verify_time_s=search.verify_time_s,
         recomputations=len(plan.sequence) - len(set(plan.sequence)),
-        digest=decisions.plan_digest(plan, chosen.split.saved_names),
-        scopes=decisions.describe_scopes(captured, plan),
-        values=decisions.describe_values(captured, plan),
+        digest=plan_digest(plan, chosen.split.saved_names),
+        symbolic_peak_bytes=functions.peak_bytes,
+        symbolic_flops=functions.flops,
+        symbolic_note=functions.note,
+        symbols=functions.symbols,
+        scopes=describe_scopes(captured, plan),
+        values=describe_values(captured, plan, functions),
     )
+    assert not functions.peak_bytes or region.peak_at() == region.predicted_peak_bytes
+    return region.with_largest()
 
 
 def _flops(captured: Capture, plan: Plan) -> int:

@@ -13,8 +13,11 @@ import logging
 from typing import Any
 
 import torch
+from torch import fx
+from torch.fx.node import map_arg
 
 from gcpass.real_arguments import describe, real
+from gcpass.sizes import Reader, hint_int
 from gcpass.torch_private import (
     OpOverload,
     allocations_during,
@@ -31,21 +34,37 @@ _PLAIN = frozenset(
 _known: dict[tuple[object, ...], int] = {}
 
 
-def workspace_bytes(func: Any, args: Any, kwargs: Any) -> int:
+def node_workspace(node: fx.Node, read: Reader = hint_int) -> int:
+    """Return the bytes that a node's operator allocates inside itself.
+
+    Args:
+        node: of a joint graph.
+        read: gives a symbolic size as an int.
+    """
+
+    def value(argument: fx.Node) -> Any:
+        return argument.meta.get("val")
+
+    args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+    return workspace_bytes(node.target, args, kwargs, read)
+
+
+def workspace_bytes(func: Any, args: Any, kwargs: Any, read: Reader = hint_int) -> int:
     """Return the bytes that a call needs beside its arguments and results.
 
     Args:
         func: the operator.
         args: its arguments; of tensors only the layout is used.
         kwargs: its keyword arguments, likewise.
+        read: gives a symbolic size as an int.
     """
     if not isinstance(func, OpOverload) or func.namespace not in _NAMESPACES:
         return 0
     if func._schema.name.split("::")[1] in _PLAIN or _is_unsafe(func):
         return 0
-    key = (str(func), describe(args), describe(kwargs))
+    key = (str(func), describe(args, read), describe(kwargs, read))
     if key not in _known:
-        _known[key] = _measure(func, args, kwargs)
+        _known[key] = _measure(func, args, kwargs, read)
     return _known[key]
 
 
@@ -56,12 +75,12 @@ def _is_unsafe(func: Any) -> bool:
     return bool(func._schema.is_mutable) and "out" not in func._overloadname
 
 
-def _measure(func: Any, args: Any, kwargs: Any) -> int:
+def _measure(func: Any, args: Any, kwargs: Any, read: Reader) -> int:
     if not _on_cpu((args, kwargs)):
         return 0
     try:
         with without_modes(), torch.random.fork_rng(devices=()):
-            real_args, real_kwargs = real(args), real(kwargs)
+            real_args, real_kwargs = real(args, read), real(kwargs, read)
             changes = allocations_during(lambda: func(*real_args, **real_kwargs))
     except (RuntimeError, NotImplementedError, IndexError, ValueError) as error:
         log.debug("workspace of %s is unknown: %s", func, error)

@@ -69,6 +69,8 @@ class Profile:
         saved_bytes: bytes of the saved instances (inputs are free).
         cost_seconds: definition 9 above.
         instances: in order of writing, tangents first.
+        overwritten: the value in whose memory each execution writes, see definition 7;
+            None where it writes elsewhere.
     """
 
     memory_bytes: tuple[int, ...]
@@ -77,6 +79,7 @@ class Profile:
     saved_bytes: int
     cost_seconds: float
     instances: tuple[Instance, ...]
+    overwritten: tuple[ValueId | None, ...]
 
 
 def simulate(problem: Problem, sequence: Sequence[OpId], boundary: int) -> Profile:
@@ -105,6 +108,7 @@ def simulate(problem: Problem, sequence: Sequence[OpId], boundary: int) -> Profi
             )
             for slot in range(len(saved))
         ),
+        overwritten=tuple(trace.overwritten),
     )
 
 
@@ -133,6 +137,7 @@ class _Trace:
     saved: list[bool]
     virtual: list[bool]
     in_place: list[int]  # bytes by execution
+    overwritten: list[ValueId | None]  # by execution
     between_bytes: int
 
 
@@ -195,6 +200,7 @@ def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
             between += data.size_bytes  # an empty backward
     fixed = [data.held or data.origin is Origin.TANGENT for data in values]
     in_place = [0] * length
+    overwritten: list[ValueId | None] = [None] * length
     for t, op_id in enumerate(sequence):
         if operations[op_id].aligned and not virtual[writes[t][0]]:
             size = values[value[writes[t][0]]].size_bytes
@@ -211,7 +217,8 @@ def _trace(problem: Problem, sequence: Sequence[OpId], boundary: int) -> _Trace:
                     elif end[slot] == t and not fixed[value[slot]]:
                         if values[value[slot]].size_bytes == size:
                             in_place[t] = size
-    return _Trace(value, start, end, saved, virtual, in_place, between)
+                            overwritten[t] = ValueId(value[slot])
+    return _Trace(value, start, end, saved, virtual, in_place, overwritten, between)
 
 
 def _classify(

@@ -39,6 +39,19 @@ RECORD = {
     "recomputations": 25,
     "digest": "0" * 64,
     "from_cache": False,
+    "symbolic_peak_bytes": "393216*s77",
+    "symbolic_flops": "0",
+    "symbolic_note": "",
+    "symbols": [
+        {
+            "name": "s77",
+            "planned": 8,
+            "source": "L['x'].size()[0]",
+            "least": 2,
+            "most": None,
+            "largest": 32,
+        }
+    ],
     "values": [
         {
             "name": f"value_{i}",

@@ -22,12 +22,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gcpass.capture import Capture, capture
 from gcpass.cost_model import Roofline
 from gcpass.decisions import (
+    PlannedSymbol,
     RegionPlan,
     ScopeDecision,
     ValueDecision,
-    describe_values,
     plan_digest,
 )
+from gcpass.describe import describe_values
 from gcpass.errors import GcpassError
 from gcpass.hardware import this_cpu
 from gcpass.solvers.liveness import make_plan
@@ -237,7 +238,9 @@ def test_the_schema_refuses(wrong: dict[str, object], schema: dict[str, Any]) ->
     assert violations(json.loads(edited(**wrong)), schema, schema)
 
 
-@pytest.mark.parametrize("kind", [RegionPlan, ScopeDecision, ValueDecision])
+@pytest.mark.parametrize(
+    "kind", [RegionPlan, PlannedSymbol, ScopeDecision, ValueDecision]
+)
 def test_the_schema_is_that_of_the_classes(kind: type, schema: dict[str, Any]) -> None:
     rules = schema if kind is RegionPlan else schema["$defs"][kind.__name__]
     derived = TypeAdapter(kind).json_schema()["properties"]
@@ -354,6 +357,7 @@ def hand_made() -> tuple[Capture, Plan]:
         problem=problem,
         op_nodes=(cheap, draw, product, hidden, inner, out, mask, gradient),
         value_nodes=tuple(owners),
+        value_metas=(None,) * len(owners),
         root={n: ValueId(i) for i, n in enumerate(owners) if n is not None},
         reasons=(None, "draws random numbers", *[None] * 6),
         num_fwd_outputs=2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import sympy
 import torch
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from gcpass.cost import register_cost, unregister_cost
 from gcpass.errors import InvalidOptionError
-from gcpass.flops import node_flops
+from gcpass.flops import node_flops, symbolic_flops
 
 aten = torch.ops.aten
 
@@ -341,3 +342,38 @@ def test_functionalised_operator_uses_its_own_formula(library):
         assert node_flops(node) == 19
     finally:
         unregister_cost(library.bump)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x @ x.t(), "2*m**2*n"),
+        (lambda x: torch.cat([x, x]).sum(), "0"),
+        (lambda x: aten.native_layer_norm(x, x.shape[1:], None, None, 1e-5), "8*m*n"),
+        (lambda x: torch_map(lambda row: row.exp(), x), "16*m*n"),
+        (lambda x: x.sort(), None),
+        (lambda x: torch.fft.fft(x), None),
+        (lambda x: torch.linalg.qr(x), None),
+    ],
+)
+def test_flops_as_functions_of_sizes(function, text):
+    x = torch.rand(5, 3)
+    nodes = nodes_of(function, x, mode="symbolic")
+    first = next(n for n in nodes if "aten.sym_size" not in str(n.target))
+    if "aten.t" in str(first.target):
+        first = nodes[nodes.index(first) + 1]
+    flops = symbolic_flops(first)
+    if text is None:
+        assert flops is None
+        return
+    m, n = sympy.symbols("m n", integer=True, positive=True)
+    named = {symbol: {5: m, 3: n}[hint] for symbol, hint in _symbols(first, x)}
+    assert sympy.sympify(flops).xreplace(named) == sympy.sympify(text, {"m": m, "n": n})
+    assert sympy.sympify(text).subs({"m": 5, "n": 3}) == node_flops(first)
+
+
+def _symbols(node, x):
+    """Return the symbols of a traced function's input with the sizes they stand for."""
+    placeholder = next(n for n in node.graph.nodes if n.op == "placeholder")
+    traced = placeholder.meta["val"].shape
+    return [(s.node.expr, size) for s, size in zip(traced, x.shape, strict=True)]

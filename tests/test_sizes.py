@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -15,11 +18,14 @@ from torch.testing._internal.two_tensor import TwoTensor
 from gcpass.sizes import (
     UNBACKED_SIZE_HINT,
     element_count,
+    expression,
     hint_int,
     read_bytes,
     storage_bytes,
+    symbolic_storage_bytes,
     tensors_in,
 )
+from gcpass.symbols import InexpressibleError, plain
 
 DTYPES = sorted(
     {d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str
@@ -134,6 +140,78 @@ def test_unbacked_sizes_use_the_documented_fallback():
     assert hint_int(unbacked) == UNBACKED_SIZE_HINT
     with FakeTensorMode(shape_env=env):
         assert storage_bytes(torch.empty(unbacked, 2)) == UNBACKED_SIZE_HINT * 8
+
+
+def test_sizes_as_functions_of_symbols_add_no_guard():
+    env, x = _symbolic((6, 10))
+    a, b = (expression(size) for size in x.shape)
+    assert symbolic_storage_bytes(x) == symbolic_storage_bytes(x.t()) == 4 * a * b
+    part = x[:, :3]  # torch notes that there are 3
+    guards = len(env.guards)
+    assert symbolic_storage_bytes(part) == 4 * a * b - 4 * b + 12
+    assert symbolic_storage_bytes((x, [x.expand(5, *x.shape)], 7)) == 8 * a * b
+    with x.fake_mode:
+        mask = torch.empty(x.shape, dtype=torch.bool)
+    assert symbolic_storage_bytes(mask) == a * b
+    assert symbolic_storage_bytes(torch.empty(6, 10)) == 240
+    assert symbolic_storage_bytes(x.shape[0]) == symbolic_storage_bytes(None) == 0
+    assert len(env.guards) == guards
+
+
+def test_symbolic_sizes_on_cuda_are_rounded():
+    _, x = _symbolic((6, 10))
+    with x.fake_mode:
+        on_cuda = torch.empty(x.shape[0], 3, device="cuda")
+    size = symbolic_storage_bytes(on_cuda)
+    (symbol,) = size.free_symbols
+    assert size == 512 * sympy.ceiling(3 * symbol / 128)
+    for rows in (6, 42, 43, 1000):
+        assert size.subs(symbol, rows) == -(-12 * rows // 512) * 512
+
+
+def test_a_size_that_may_be_0_is_0_where_a_dimension_is():
+    env = ShapeEnv()
+    count = env.create_unbacked_symint()
+    torch._check(count >= 0)
+    with FakeTensorMode(shape_env=env):
+        dense = torch.empty(count, 2)
+        gaps = torch.empty_strided((count, 2), (8, 1))
+    (u0,) = symbolic_storage_bytes(dense).free_symbols
+    assert symbolic_storage_bytes(dense) == 8 * u0
+    sizes = [symbolic_storage_bytes(gaps).subs(u0, rows) for rows in (0, 1, 3)]
+    assert sizes == [0, 8, 72]
+
+
+def test_a_ragged_size_is_that_of_its_parts():
+    env, rows = _symbolic((7, 3))
+    with rows.fake_mode:
+        offsets = torch.empty(4, dtype=torch.int64)
+        ragged = torch.nested.nested_tensor_from_jagged(rows, offsets)
+    size = symbolic_storage_bytes(ragged)
+    at = {expression(n): hint_int(n) for n in rows.shape}
+    assert size.subs(at) == storage_bytes(ragged)
+    assert len(env.guards) == 0
+
+
+def test_torchs_functions_are_sympys():
+    _, x = _symbolic((6, 10))
+    n, m = x.shape
+    for size in (
+        n // 2,
+        (n * m) // 3,
+        n % 4,
+        torch.sym_max(n, m),
+        n * (m // 2) - 1,
+        math.floor(n * 1.5),
+        math.ceil(m / 4),
+    ):
+        written = expression(size)
+        assert written.subs({expression(n): 6, expression(m): 10}) == hint_int(size)
+        assert sympy.sympify(str(written)).subs({str(n): 6, str(m): 10}) == (
+            hint_int(size)
+        )
+    with pytest.raises(InexpressibleError, match="gamma"):
+        plain(sympy.gamma(expression(n)))
 
 
 @pytest.mark.parametrize(
