@@ -6,7 +6,9 @@ value and have as many library calls behind them in the longest chain (their *le
 as no call can then lie between. The first of them pays for the read.
 
 An operation of the forward is worth its price when it is executed again, in the kernel
-of the backward that reads its result. What that kernel reads anyway is free.
+of the backward that reads its result. What that kernel reads anyway is free, and so is
+the result, unless a library call reads it. Saving the result is what costs a read
+(`gcpass.solvers.problem.Problem.saving_seconds`).
 """
 
 from __future__ import annotations
@@ -62,17 +64,23 @@ def bytes_moved(
         moved = 0
         for value in step.reads:
             source = writer[value]
-            alone = source is not None and steps[source].fusible
-            alone = alone and len(readers[value]) == 1 and value not in held
-            if not step.absorbing:
-                moved += sizes[value]
-            elif not alone and not _is_read_anyway(
+            inside = source is not None and steps[source].fusible and value not in held
+            if inside and step.absorbing:
+                if len(readers[value]) == 1:
+                    continue  # computed inside
+                if step.phase is not Phase.FORWARD:
+                    if steps[source].phase is Phase.FORWARD:
+                        continue  # paid by what saves it
+            if not step.absorbing or not _is_read_anyway(
                 op_id, readers[value], steps, levels, kernels
             ):
                 moved += sizes[value]
         for value in step.writes:
             inside = step.fusible and value not in held
-            if not inside or not all(steps[r].absorbing for r in readers[value]):
+            late = [r for r in readers[value] if steps[r].phase is not Phase.FORWARD]
+            if not inside or not all(
+                steps[r].absorbing for r in late or readers[value]
+            ):
                 moved += sizes[value]
         result.append(moved)
     return result

@@ -154,21 +154,27 @@ def _check_savable(problem: Problem, plan: Plan, trace: _Trace) -> None:
 
 def _cost_seconds(problem: Problem, plan: Plan, trace: _Trace) -> float:
     seconds = [problem.operations[op_id].cost_seconds for op_id in plan.sequence]
-    written = {  # to memory in any case
-        value
-        for op in problem.operations
-        if op.phase is Phase.FORWARD and not op.absorbing
-        for value in op.reads
-    }
+    written = _read_by(problem, in_forward=True, absorbing=False)
+    absorbed = _read_by(problem, in_forward=False, absorbing=True)
     for t, op_id in enumerate(plan.sequence[: plan.boundary]):
         op = problem.operations[op_id]
         for value in op.writes if op.fusible else ():
-            if problem.values[value].held or value in written:
+            if problem.values[value].held or not _crosses(plan, trace, (value, t)):
                 continue
-            if _crosses(plan, trace, (value, t)):
-                size = problem.values[value].size_bytes
-                seconds.append(size * problem.save_seconds_per_byte)
+            share = 1.0 - (value in written) / 2 - (value not in absorbed) / 2
+            size = problem.values[value].size_bytes
+            seconds.append(share * size * problem.save_seconds_per_byte)
     return math.fsum(seconds)
+
+
+def _read_by(problem: Problem, *, in_forward: bool, absorbing: bool) -> set[ValueId]:
+    """Return what operations of one side that do or do not absorb read."""
+    return {
+        value
+        for op in problem.operations
+        if (op.phase is Phase.FORWARD) is in_forward and op.absorbing is absorbing
+        for value in op.reads
+    }
 
 
 def _touched(

@@ -144,20 +144,27 @@ class Problem:
     def saving_seconds(self) -> tuple[float, ...]:
         """Return, for each value, what it costs to save it.
 
-        That is `save_seconds_per_byte` for what a kernel of the forward would compute
-        inside. A value that an operation of the forward reads from memory, since it
-        cannot absorb, is written in any case.
+        A value of a fusible operation is written and read only because it is saved,
+        with two exceptions of half the price: what an operation of the forward cannot
+        absorb is written in any case, and what no operation of the backward absorbs is
+        read in any case.
         """
-        inside = [False] * len(self.values)
-        for op in self.operations if self.save_seconds_per_byte else ():
-            for value in op.writes:
-                inside[value] = op.fusible and not self.values[value].held
+        half = self.save_seconds_per_byte / 2.0
+        inside: set[ValueId] = set()
+        written: set[ValueId] = set()
+        absorbed: set[ValueId] = set()
+        for op in self.operations if half else ():
+            if op.fusible:
+                inside.update(v for v in op.writes if not self.values[v].held)
             if op.phase is Phase.FORWARD and not op.absorbing:
-                for value in op.reads:
-                    inside[value] = False
+                written.update(op.reads)
+            elif op.phase is not Phase.FORWARD and op.absorbing:
+                absorbed.update(op.reads)
         return tuple(
-            self.save_seconds_per_byte * value.size_bytes * is_inside
-            for value, is_inside in zip(self.values, inside, strict=True)
+            half * value.size_bytes * ((v not in written) + (v in absorbed))
+            if v in inside
+            else 0.0
+            for v, value in enumerate(self.values)
         )
 
 
