@@ -63,17 +63,11 @@ def bytes_moved(
     for op_id, step in enumerate(steps):
         moved = 0
         for value in step.reads:
-            source = writer[value]
-            inside = source is not None and steps[source].fusible and value not in held
-            if inside and step.absorbing:
-                if len(readers[value]) == 1:
-                    continue  # computed inside
-                if step.phase is not Phase.FORWARD:
-                    if steps[source].phase is Phase.FORWARD:
-                        continue  # paid by what saves it
-            if not step.absorbing or not _is_read_anyway(
-                op_id, readers[value], steps, levels, kernels
-            ):
+            if not step.absorbing:
+                moved += sizes[value]
+            elif not _is_inside(
+                step, writer[value], steps, readers[value], value in held
+            ) and not _is_read_anyway(op_id, readers[value], steps, levels, kernels):
                 moved += sizes[value]
         for value in step.writes:
             inside = step.fusible and value not in held
@@ -118,6 +112,24 @@ def _backward_kernels(
     return kernels
 
 
+def _is_inside(
+    step: Step,
+    writer: int | None,
+    steps: Sequence[Step],
+    readers: Sequence[int],
+    is_held: bool,
+) -> bool:
+    """Whether what an absorbing operation reads is computed in its kernel.
+
+    A value of the forward that the backward reads is, too, unless it is saved; then
+    saving it has paid for the read.
+    """
+    if writer is None or not steps[writer].fusible or is_held:
+        return False
+    crosses = step.phase is not Phase.FORWARD and steps[writer].phase is Phase.FORWARD
+    return crosses or len(readers) == 1
+
+
 def _is_read_anyway(
     op_id: int,
     readers: Sequence[int],
@@ -126,14 +138,18 @@ def _is_read_anyway(
     kernels: Sequence[int],
 ) -> bool:
     """Whether something else in the operation's kernel pays for a value's read."""
+    forward = steps[op_id].phase is Phase.FORWARD
     there = 0
     for reader in readers:
-        if steps[reader].absorbing:
-            if reader < op_id and levels[reader] == levels[op_id]:
+        phase = steps[reader].phase
+        if not steps[reader].absorbing:
+            continue
+        if (phase is Phase.FORWARD) is forward and reader < op_id:
+            if levels[reader] == levels[op_id]:
                 return True
-            if steps[reader].phase is Phase.BACKWARD:
-                there |= 1 << levels[reader]
-            elif steps[reader].phase is Phase.EITHER:  # only the backward needs it
-                there |= kernels[reader]
+        if phase is Phase.BACKWARD:
+            there |= 1 << levels[reader]
+        elif phase is Phase.EITHER and (forward or reader < op_id):
+            there |= kernels[reader]  # only the backward needs it
     again = steps[op_id].phase is not Phase.BACKWARD
     return again and kernels[op_id] != 0 and kernels[op_id] & ~there == 0
