@@ -59,25 +59,21 @@ def bytes_moved(
             writer[value] = op_id
     levels = _levels(steps, writer)
     kernels = _backward_kernels(steps, readers, levels)
-    result = []
-    for op_id, step in enumerate(steps):
-        moved = 0
-        for value in step.reads:
-            if not step.absorbing:
-                moved += sizes[value]
-            elif not _is_inside(
-                step, writer[value], steps, readers[value], value in held
-            ) and not _is_read_anyway(op_id, readers[value], steps, levels, kernels):
-                moved += sizes[value]
-        for value in step.writes:
-            inside = step.fusible and value not in held
-            late = [r for r in readers[value] if steps[r].phase is not Phase.FORWARD]
-            if not inside or not all(
-                steps[r].absorbing for r in late or readers[value]
+    moved = [0] * len(steps)
+    for value, size in enumerate(sizes):
+        free = _free_readers(steps, readers[value], levels, kernels)
+        for reader in readers[value]:
+            inside = _is_inside(steps, writer[value], readers[value], reader)
+            if not steps[reader].absorbing or not (
+                reader in free or (inside and value not in held)
             ):
-                moved += sizes[value]
-        result.append(moved)
-    return result
+                moved[reader] += size
+        source = writer[value]
+        if source is not None and (
+            value in held or not _stays_inside(steps, source, readers[value])
+        ):
+            moved[source] += size
+    return moved
 
 
 def _levels(steps: Sequence[Step], writer: Sequence[int | None]) -> list[int]:
@@ -112,44 +108,53 @@ def _backward_kernels(
     return kernels
 
 
-def _is_inside(
-    step: Step,
-    writer: int | None,
+def _free_readers(
     steps: Sequence[Step],
     readers: Sequence[int],
-    is_held: bool,
+    levels: Sequence[int],
+    kernels: Sequence[int],
+) -> set[int]:
+    """Return the readers of a value in whose kernel something else pays for the read.
+
+    What only the backward needs (`Phase.EITHER`) is in the kernels that use it there.
+    """
+    late = either = 0
+    absorbing = [r for r in readers if steps[r].absorbing]
+    for reader in absorbing:
+        if steps[reader].phase is Phase.BACKWARD:
+            late |= 1 << levels[reader]
+        elif steps[reader].phase is Phase.EITHER:
+            either |= kernels[reader]
+    free = set()
+    paid: set[tuple[bool, int]] = set()
+    earlier = late
+    for reader in absorbing:
+        phase = steps[reader].phase
+        there = {Phase.FORWARD: late | either, Phase.EITHER: earlier}.get(phase, 0)
+        place = phase is Phase.FORWARD, levels[reader]
+        if place in paid or (kernels[reader] and not kernels[reader] & ~there):
+            free.add(reader)
+        paid.add(place)
+        if phase is Phase.EITHER:
+            earlier |= kernels[reader]
+    return free
+
+
+def _is_inside(
+    steps: Sequence[Step], writer: int | None, readers: Sequence[int], reader: int
 ) -> bool:
-    """Whether what an absorbing operation reads is computed in its kernel.
+    """Whether a value is computed in the kernel of one that reads it.
 
     A value of the forward that the backward reads is, too, unless it is saved; then
     saving it has paid for the read.
     """
-    if writer is None or not steps[writer].fusible or is_held:
+    if writer is None or not steps[writer].fusible:
         return False
-    crosses = step.phase is not Phase.FORWARD and steps[writer].phase is Phase.FORWARD
-    return crosses or len(readers) == 1
+    is_late = steps[reader].phase is not Phase.FORWARD
+    return (is_late and steps[writer].phase is Phase.FORWARD) or len(readers) == 1
 
 
-def _is_read_anyway(
-    op_id: int,
-    readers: Sequence[int],
-    steps: Sequence[Step],
-    levels: Sequence[int],
-    kernels: Sequence[int],
-) -> bool:
-    """Whether something else in the operation's kernel pays for a value's read."""
-    forward = steps[op_id].phase is Phase.FORWARD
-    there = 0
-    for reader in readers:
-        phase = steps[reader].phase
-        if not steps[reader].absorbing:
-            continue
-        if (phase is Phase.FORWARD) is forward and reader < op_id:
-            if levels[reader] == levels[op_id]:
-                return True
-        if phase is Phase.BACKWARD:
-            there |= 1 << levels[reader]
-        elif phase is Phase.EITHER and (forward or reader < op_id):
-            there |= kernels[reader]  # only the backward needs it
-    again = steps[op_id].phase is not Phase.BACKWARD
-    return again and kernels[op_id] != 0 and kernels[op_id] & ~there == 0
+def _stays_inside(steps: Sequence[Step], writer: int, readers: Sequence[int]) -> bool:
+    """Whether no library call reads a result where it is computed again."""
+    late = [r for r in readers if steps[r].phase is not Phase.FORWARD]
+    return steps[writer].fusible and all(steps[r].absorbing for r in late or readers)

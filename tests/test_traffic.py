@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from gcpass.collector import paused_collector
 from gcpass.solvers.problem import Phase
 from gcpass.traffic import Step, bytes_moved
 
@@ -85,3 +87,20 @@ def test_a_result_is_written_for_a_call_of_the_backward() -> None:
 
     assert moved(call([2, 4], 5, BACKWARD)) == 200
     assert moved(pointwise([2, 4], 5, BACKWARD, fusible=False)) == 100
+
+
+def test_many_readers_of_a_value_take_no_time() -> None:
+    layers = 2_000  # a mask that every layer reads, forward and backward
+    steps = []
+    sizes = [4, 4]
+    for phase in (FORWARD, BACKWARD):
+        for _ in range(layers):
+            sizes += [4, 4]
+            steps += [
+                call([len(sizes) - 3], len(sizes) - 2, phase),
+                pointwise([0, len(sizes) - 2], len(sizes) - 1, phase),
+            ]
+    with paused_collector():
+        started = time.process_time()
+        bytes_moved(steps, sizes, set())
+        assert time.process_time() - started < 1.0
