@@ -24,7 +24,7 @@ So fixed bytes + bytes(S) <= budget. For o in R executed after tau and in *befor
 plan pays o's cost on top of one execution each. If o's instance is virtual across tau
 the plan pays it when x is backward and o forward, because no virtual instance crosses
 the boundary; else nothing. A forward v in S that is alive at a backward tau was saved
-(`save_seconds_per_byte` if fusible, impossible if not savable) or executed again; its
+(`Problem.saving_seconds`, impossible if not savable) or executed again; its
 toll is the lesser, shared between the operation's values, and no operation is charged
 in R and in S because S needs only values whose operation is not in R. Hence for every
 multiplier lam >= 0

@@ -13,7 +13,7 @@ With a price `lam` per saved byte the cheapest choice is a minimum cut:
 
 Operations with several results have one node, so they are paid once. A tangent has no
 operation: its arc ends in the sink. The **toll** is the time that saving itself takes
-(`Problem.save_seconds_per_byte`), infinite for what must not be saved.
+(`Problem.saving_seconds`), infinite for what must not be saved.
 
 What is fixed, required and paid for so that the cut is a lower bound on every plan is
 proven in `gcpass.solvers.bound`. At the boundary nothing is relaxed except that
