@@ -24,7 +24,8 @@ from typing import Any, TypeAlias
 import numpy
 import sympy
 
-from gcpass.size_function import MOST_SIZE, SizeFunction, size_function
+from gcpass.errors import GcpassError
+from gcpass.size_function import MOST_SIZE, Bounds, SizeFunction, size_function
 from gcpass.symbols import Symbolic
 
 __all__ = ["Box", "Terms", "largest_sums"]
@@ -124,11 +125,11 @@ class _Basis:
             for term, coefficient in items:
                 matrix[position, new.number[term]] += coefficient
         functions = tuple(size_function(str(term)) for term in new.number)
-        ranges = {
+        ranges: dict[str, Bounds] = {
             name: (0 if bound is not None else -MOST_SIZE, MOST_SIZE)
             for name, (bound, _) in box.items()
         }
-        signed = [i for i, f in enumerate(functions) if f.within(ranges)[0] < 0]
+        signed = [i for i, f in enumerate(functions) if _may_be_negative(f, ranges)]
         return _Basis(functions, matrix, tuple(signed), least)
 
     def row(self, row: Any) -> _Row:
@@ -155,6 +156,13 @@ class _Basis:
             values = self.values(sizes)
             found.add(max(rows, key=lambda row: _dot(row, values)))
         return [row for row in rows if row in found]
+
+
+def _may_be_negative(function: SizeFunction, ranges: Mapping[str, Bounds]) -> bool:
+    try:
+        return function.within(ranges)[0] < 0
+    except GcpassError:  # a divisor may be 0
+        return True
 
 
 def _dot(row: _Row, values: Sequence[int]) -> int:
