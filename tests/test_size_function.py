@@ -120,7 +120,7 @@ def test_what_has_no_whole_or_bounded_value_is_refused() -> None:
     ],
 )
 def test_a_search_that_finds_no_end_is_given_up(text: str, limit: int) -> None:
-    with pytest.raises(GcpassError, match="largest s0 was given up.*peak_at"):
+    with pytest.raises(GcpassError, match=r"largest s0 was given up.*peak_at"):
         largest_value(size_function(text), "s0", {"s1": 1}, limit, (2, MOST_SIZE))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
@@ -255,7 +256,9 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(InvalidOptionError, match="no symbol 'batch'"):
         made.largest("batch", 1000)
     flat = dataclasses.replace(made, symbolic_peak_bytes="7")
-    with pytest.raises(InvalidOptionError, match="the peak does not grow with it"):
+    with pytest.raises(
+        InvalidOptionError, match="no largest s0: at 461168"
+    ):
         flat.largest("s0", 1000)
     unknown = dataclasses.replace(made, symbolic_peak_bytes="", symbolic_note="odd")
     with pytest.raises(GcpassError, match="unknown as a function of sizes: odd"):
@@ -263,6 +266,31 @@ def test_what_cannot_be_asked() -> None:
     old = dataclasses.replace(unknown, symbolic_note="")
     with pytest.raises(GcpassError, match="an earlier release wrote this plan"):
         old.peak_at()
+
+
+def test_a_search_without_an_end_costs_the_compile_little() -> None:
+    made = dataclasses.replace(
+        made_up(), symbolic_peak_bytes="64*s0 - 512*floor(s0/8) + 1028", budget_bytes=99
+    )
+    started = time.monotonic()
+    assert [s.largest for s in made.with_largest().symbols] == [None, None]
+    assert time.monotonic() - started < 1.0
+    with pytest.raises(GcpassError, match="was given up"):
+        made.largest("s0", 99)
+    odd = dataclasses.replace(made, symbolic_peak_bytes="s0/(s0 - 8) + s2")
+    assert odd.with_largest() == odd
+
+
+def test_many_symbols_are_not_searched_and_few_are_named() -> None:
+    many = tuple(
+        PlannedSymbol(name=f"u{i}", planned=4, source="", least=0, most=None)
+        for i in range(9)
+    )
+    text = " + ".join(f"8*{s.name}" for s in many)
+    made = made_up(symbols=many, symbolic_peak_bytes=text, budget_bytes=1000)
+    assert made.with_largest() == made
+    assert made.largest("u8", 1000) == (1000 - 8 * 8 * 4) // 8
+    assert "for u2 = 4, and 6 more sizes, solved" in made.summary()
 
 
 @pytest.mark.parametrize("kind", ["mask", "nonzero", "item", "repeat"])
