@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 from gcpass.budget import Bytes, parse_budget
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
 from gcpass.size_function import (
-    MOST_EFFORT,
     MOST_SIZE,
     largest_value,
     size_function,
@@ -303,7 +302,7 @@ class RegionPlan:
         return None if found == MOST_SIZE else found
 
     def _largest(
-        self, symbol: PlannedSymbol, limit: int, effort: int = MOST_EFFORT
+        self, symbol: PlannedSymbol, limit: int, effort: int | None = None
     ) -> int | None:
         function = size_function(self._known(self.symbolic_peak_bytes))
         others = {s.name: s.planned for s in self.symbols if s is not symbol}

@@ -90,7 +90,7 @@ def largest_value(
     others: Mapping[str, int],
     limit: int,
     between: tuple[int, int],
-    effort: int = MOST_EFFORT,
+    effort: int | None = None,
 ) -> int | None:
     """Return the largest value of a symbol at which a function keeps to a limit.
 
@@ -104,7 +104,8 @@ def largest_value(
         others: values of the other symbols.
         limit: the most that the function may be.
         between: the least and the largest value that the symbol can have.
-        effort: how many parts of the text to look at in all, those of every range.
+        effort: how many parts of the text to look at, counted anew for each range;
+            None for `MOST_EFFORT` and at least what a bisection takes.
 
     Returns:
         The value, None if there is none.
@@ -114,13 +115,14 @@ def largest_value(
     """
     box: dict[str, Bounds] = {other: (n, n) for other, n in others.items()}
     ranges = [between]
-    left = effort // (2 * sum(1 for _ in ast.walk(function.tree)))
+    parts = 2 * sum(1 for _ in ast.walk(function.tree))
+    left = max(MOST_EFFORT // parts, 130) if effort is None else effort // parts
     while ranges:
         left -= 1
         if left < 0:
             raise GcpassError(
-                f"the search for the largest {name} was given up: the function falls "
-                "at too many sizes; try sizes with peak_at"
+                f"the search for the largest {name} was given up, it takes too long; "
+                "try sizes with peak_at"
             )
         low, high = ranges.pop()
         if low > high or function.within({**box, name: (low, high)})[0] > limit:

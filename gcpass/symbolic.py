@@ -15,6 +15,7 @@ too: at others the peak can be less.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,10 +26,11 @@ import numpy
 import sympy
 
 from gcpass.capture import Capture
-from gcpass.decisions import PlannedSymbol
+from gcpass.decisions import FUNCTION_ERRORS, PlannedSymbol
 from gcpass.errors import GcpassError
 from gcpass.flops import symbolic_flops
 from gcpass.peak_terms import Box, Terms, largest_sums
+from gcpass.size_function import size_function
 from gcpass.sizes import (
     IntLike,
     ceil_div,
@@ -43,6 +45,8 @@ from gcpass.symbols import InexpressibleError, Symbolic, shape_env_of, symbol_fa
 from gcpass.workspace import node_workspace
 
 __all__ = ["PlanFunctions", "peak_function", "plan_functions", "sizes_and_flops"]
+
+log = logging.getLogger(__name__)
 
 MOST_MEASURED_BYTES = 2**30
 """Read and written by an operation that is run to measure its workspace once more."""
@@ -90,9 +94,25 @@ def plan_functions(
         flops = sum(problem.operations[op_id].flops for op_id in plan.sequence)
         return replace(constant, peak_bytes=str(peak_bytes), flops=str(flops))
     try:
-        return _functions(captured, plan, profile, shape_env)
-    except GcpassError as error:
-        return replace(constant, note=str(error))
+        found = _functions(captured, plan, profile, shape_env)
+        _check_peak(found, peak_bytes)
+    except FUNCTION_ERRORS as error:  # what only informs must not end a compile
+        log.debug("no functions of sizes", exc_info=True)
+        note = str(error) if isinstance(error, GcpassError) else repr(error)
+        return replace(constant, note=note)
+    return found
+
+
+def _check_peak(functions: PlanFunctions, peak_bytes: int) -> None:
+    """Check that the peak as a function is the plan's at the planned sizes.
+
+    Raises:
+        GcpassError: it is not.
+    """
+    planned = {symbol.name: symbol.planned for symbol in functions.symbols}
+    found = size_function(functions.peak_bytes).at(planned)
+    if found != peak_bytes:
+        raise GcpassError(f"the function says {found} at the planned sizes")
 
 
 def sizes_and_flops(

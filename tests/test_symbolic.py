@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gcpass
-from gcpass import store
+from gcpass import store, symbolic
 from gcpass.cost import unregister_cost
 from gcpass.decisions import PlannedSymbol, RegionPlan
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
@@ -20,7 +20,7 @@ from gcpass.size_function import size_function
 from gcpass.solvers.liveness import make_plan, simulate
 from gcpass.solvers.problem import Operation, OpId, Origin, Problem, Value
 from gcpass.solvers.solve import Planner
-from gcpass.symbolic import peak_function, sizes_and_flops
+from gcpass.symbolic import peak_function, plan_functions, sizes_and_flops
 from gcpass.symbols import shape_env_of
 from tests.nets import LanguageModel, Mlp
 from tests.symbolic import (
@@ -256,9 +256,7 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(InvalidOptionError, match="no symbol 'batch'"):
         made.largest("batch", 1000)
     flat = dataclasses.replace(made, symbolic_peak_bytes="7")
-    with pytest.raises(
-        InvalidOptionError, match="no largest s0: at 461168"
-    ):
+    with pytest.raises(InvalidOptionError, match="no largest s0: at 461168"):
         flat.largest("s0", 1000)
     unknown = dataclasses.replace(made, symbolic_peak_bytes="", symbolic_note="odd")
     with pytest.raises(GcpassError, match="unknown as a function of sizes: odd"):
@@ -322,6 +320,37 @@ def test_sizes_that_torch_guesses_otherwise_are_said_to_be_unknown() -> None:
     assert functions.symbols == ()
     assert functions.peak_bytes == functions.flops == ""
     assert set(functions.value_bytes) == set(functions.operation_flops) == {""}
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (GcpassError("odd"), "odd"),
+        (RecursionError("deep"), "RecursionError('deep')"),
+        (ZeroDivisionError(), "ZeroDivisionError()"),
+    ],
+)
+def test_no_function_is_a_note(
+    error: Exception, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    captured = joint(CHAIN, PLANNED, symbolic=True)
+    monkeypatch.setattr(symbolic, "largest_sums", fail)
+    functions = functions_of(captured, once(captured)[0])
+    assert functions.note == note
+    assert functions.peak_bytes == functions.flops == ""
+
+
+def test_a_function_that_is_wrong_at_the_planned_sizes_is_a_note() -> None:
+    captured = joint(CHAIN, PLANNED, symbolic=True)
+    chosen, profile = once(captured)
+    functions = plan_functions(captured, chosen, profile, profile.peak_bytes + 1)
+    assert functions.note == (
+        f"the function says {profile.peak_bytes} at the planned sizes"
+    )
+    assert functions.symbols == ()
 
 
 def test_a_workspace_grows_along_what_was_measured() -> None:
