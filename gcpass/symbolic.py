@@ -132,7 +132,7 @@ def sizes_and_flops(
         InexpressibleError: a size has no such function.
     """
     problem = captured.problem
-    sizes = [symbolic_storage_bytes(meta) for meta in captured.value_metas]
+    sizes = [_number(symbolic_storage_bytes(meta)) for meta in captured.value_metas]
     flops = _flops(captured)
     symbols = _symbols((*sizes, *flops))
     planned = {
@@ -143,8 +143,9 @@ def sizes_and_flops(
     for value, size in enumerate(sizes):
         if at_plan[size] != problem.values[value].size_bytes:
             raise InexpressibleError(
-                f"torch guesses a size of value {value} that only running the program "
-                f"tells, {size} bytes, otherwise than its symbols one by one"
+                f"torch guesses the size of {_name(captured, value)}, which only "
+                f"running the program tells ({size} bytes), otherwise than its symbols "
+                "one by one"
             )
     for op_id, operation in enumerate(problem.operations):
         if at_plan[flops[op_id]] != operation.flops:
@@ -179,7 +180,18 @@ def _functions(
     )
 
 
+def _name(captured: Capture, value: int) -> str:
+    """Return the name of a node with a value's storage."""
+    names = (node.name for node, root in captured.root.items() if root == value)
+    return next(names, f"value {value}")
+
+
 # --- sizes and FLOPs ------------------------------------------------------------------
+
+
+def _number(expression: Symbolic | None) -> Symbolic | None:
+    """Return an expression, sympy's integers as Python's."""
+    return int(expression) if isinstance(expression, sympy.Integer) else expression
 
 
 def _symbols(expressions: Iterable[Symbolic]) -> list[Any]:
@@ -203,7 +215,7 @@ def _evaluated(
 def _flops(captured: Capture) -> list[Symbolic]:
     """Return the FLOPs of each operation, None where no formula gives them."""
     return [
-        symbolic_flops(node) if operation.flops else 0
+        _number(symbolic_flops(node)) if operation.flops else 0
         for node, operation in zip(
             captured.op_nodes, captured.problem.operations, strict=True
         )
@@ -236,7 +248,8 @@ def _total(expressions: Iterable[Symbolic]) -> Symbolic:
 
 @lru_cache(maxsize=4096)
 def _text(expression: Symbolic) -> str:
-    return "" if isinstance(expression, int) else str(expression)
+    # The cache takes equal numbers of both kinds for one.
+    return "" if isinstance(expression, int | sympy.Integer) else str(expression)
 
 
 # --- the peak -------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gcpass
@@ -16,11 +17,11 @@ from gcpass import store, symbolic
 from gcpass.cost import unregister_cost
 from gcpass.decisions import PlannedSymbol, RegionPlan
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
-from gcpass.size_function import size_function
+from gcpass.size_function import MOST_SIZE, size_function
 from gcpass.solvers.liveness import make_plan, simulate
 from gcpass.solvers.problem import Operation, OpId, Origin, Problem, Value
 from gcpass.solvers.solve import Planner
-from gcpass.symbolic import peak_function, plan_functions, sizes_and_flops
+from gcpass.symbolic import _text, peak_function, plan_functions, sizes_and_flops
 from gcpass.symbols import shape_env_of
 from tests.nets import LanguageModel, Mlp
 from tests.symbolic import (
@@ -302,6 +303,7 @@ def test_sizes_that_only_the_data_tells(kind: str) -> None:
     made = plan()
     (symbol,) = made.symbols
     assert symbol.source == ""
+    assert symbol.most is None or symbol.most < MOST_SIZE
     assert made.peak_at() == made.predicted_peak_bytes
     rows = {symbol.name: 10}
     sizes = {_at(v.symbolic_size_bytes, v.size_bytes, rows) for v in made.values}
@@ -312,11 +314,13 @@ def test_sizes_that_only_the_data_tells(kind: str) -> None:
 def test_sizes_that_torch_guesses_otherwise_are_said_to_be_unknown() -> None:
     captured = joint(CHAIN, PLANNED, symbolic=True)
     values = list(captured.problem.values)
+    last = len(values) - 1
     values[-1] = dataclasses.replace(values[-1], size_bytes=1)
     problem = dataclasses.replace(captured.problem, values=tuple(values))
     guessed = dataclasses.replace(captured, problem=problem)
     functions = functions_of(guessed, once(guessed)[0])
-    assert functions.note.startswith("torch guesses a size of value")
+    owners = [node.name for node, root in captured.root.items() if root == last]
+    assert f"the size of {owners[0]}, which" in functions.note
     assert functions.symbols == ()
     assert functions.peak_bytes == functions.flops == ""
     assert set(functions.value_bytes) == set(functions.operation_flops) == {""}
@@ -351,6 +355,34 @@ def test_a_function_that_is_wrong_at_the_planned_sizes_is_a_note() -> None:
         f"the function says {profile.peak_bytes} at the planned sizes"
     )
     assert functions.symbols == ()
+
+
+def scaled(factor: float) -> RegionPlan:
+    x = torch.randn(11, 16, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        image = x.tanh()[None, None]
+        return F.interpolate(image, scale_factor=(factor, 1.0)).exp().sum()
+
+    compiled(function)(x).backward()
+    return plan()
+
+
+def test_sizes_that_floating_point_rounds_are_unknown() -> None:
+    made = scaled(1.7)  # 1.7 * 10 is 17.0, and the fraction next to 1.7 times 10 less
+    assert made.symbolic_note.startswith("sizes scaled by a fraction that binary")
+    assert made.symbolic_peak_bytes == ""
+    start_over()
+    made = scaled(1.5)
+    (symbol,) = made.symbols
+    (exp,) = (v for v in made.values if v.name == "exp")
+    assert size_function(exp.symbolic_size_bytes).at({symbol.name: 11}) == 16 * 16 * 4
+
+
+def test_constants_are_no_text() -> None:
+    assert [_text(sympy.Integer(4)), _text(4)] == ["", ""]
+    assert [_text(6), _text(sympy.Integer(6))] == ["", ""]
 
 
 def test_a_workspace_grows_along_what_was_measured() -> None:
