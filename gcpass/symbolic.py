@@ -28,11 +28,12 @@ import sympy
 from gcpass.capture import Capture
 from gcpass.decisions import FUNCTION_ERRORS, PlannedSymbol
 from gcpass.errors import GcpassError
-from gcpass.flops import symbolic_flops
+from gcpass.flops import node_flops_at, op_names, symbolic_flops, user_formulas
 from gcpass.peak_terms import Box, Terms, largest_sums
 from gcpass.size_function import size_function
 from gcpass.sizes import (
     IntLike,
+    Reader,
     ceil_div,
     expression,
     hint_int,
@@ -42,6 +43,7 @@ from gcpass.sizes import (
 from gcpass.solvers.liveness import Instance, Profile
 from gcpass.solvers.problem import Operation, Origin, Plan, Problem
 from gcpass.symbols import InexpressibleError, Symbolic, shape_env_of, symbol_facts
+from gcpass.torch_private import HigherOrderOperator
 from gcpass.workspace import node_workspace
 
 __all__ = ["PlanFunctions", "peak_function", "plan_functions", "sizes_and_flops"]
@@ -50,6 +52,10 @@ log = logging.getLogger(__name__)
 
 MOST_MEASURED_BYTES = 2**30
 """Read and written by an operation that is run to measure its workspace once more."""
+
+
+_SCALES = (2, 3, 16)
+"""Of the planned sizes: where a user's formula of FLOPs is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +153,10 @@ def sizes_and_flops(
                 f"running the program tells ({size} bytes), otherwise than its symbols "
                 "one by one"
             )
+    branching = _branching(captured, flops, planned)
     for op_id, operation in enumerate(problem.operations):
-        if at_plan[flops[op_id]] != operation.flops:
+        known = at_plan[flops[op_id]] == operation.flops
+        if not known or op_id in branching:
             touched, now = _touched(problem, sizes, operation)
             flops[op_id] = _in_proportion(operation.flops, touched, now)
     return sizes, flops, planned
@@ -222,6 +230,55 @@ def _flops(captured: Capture) -> list[Symbolic]:
     ]
 
 
+def _branching(
+    captured: Capture, flops: Sequence[Symbolic], planned: Mapping[Any, int]
+) -> set[int]:
+    """Return operations whose function of FLOPs is not what their formula says.
+
+    A user's formula may ask of a size what no symbol answers, is it even, say. It is
+    asked again at other sizes; only those with a user's formula are.
+    """
+    formulas = user_formulas()
+    if not formulas:
+        return set()
+    asked = {
+        op_id
+        for op_id, node in enumerate(captured.op_nodes)
+        if flops[op_id] and _is_priced(node.target, formulas)
+    }
+    found: set[int] = set()
+    for scale in _SCALES if asked else ():
+        numbers = {symbol: scale * size for symbol, size in planned.items()}
+        read = _reader(numbers)
+        want = _evaluated([flops[op_id] for op_id in asked], numbers)
+        found |= {
+            op_id
+            for op_id in asked
+            if node_flops_at(captured.op_nodes[op_id], read) != want[flops[op_id]]
+        }
+    return found
+
+
+def _is_priced(target: Any, formulas: Mapping[str, Any]) -> bool:
+    """Whether a user's formula may be in an operator's FLOPs."""
+    return isinstance(target, HigherOrderOperator) or any(
+        name in formulas for name in op_names(target)
+    )
+
+
+def _reader(numbers: Mapping[Any, int]) -> Reader:
+    """Return what reads a size where the symbols have these values."""
+    values = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
+
+    def read(size: IntLike) -> int:
+        function = sympy.sympify(expression(size))
+        if not function.free_symbols <= values.keys():  # no size, a number of the code
+            return hint_int(size)
+        return int(function.xreplace(values))
+
+    return read
+
+
 def _touched(
     problem: Problem, sizes: Sequence[Symbolic], operation: Operation
 ) -> tuple[Symbolic, int]:
@@ -260,13 +317,7 @@ def _workspaces(
 ) -> list[Symbolic]:
     """Return the workspace of each operation."""
     doubled = {symbol: sympy.Integer(2 * size) for symbol, size in planned.items()}
-
-    def read(size: IntLike) -> int:
-        function = sympy.sympify(expression(size))
-        if not function.free_symbols <= doubled.keys():  # no size, a number of the code
-            return hint_int(size)
-        return int(function.xreplace(doubled))
-
+    read = _reader(doubled)
     found: list[Symbolic] = []
     for op_id, operation in enumerate(captured.problem.operations):
         amount = operation.workspace_bytes

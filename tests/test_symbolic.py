@@ -409,6 +409,10 @@ def test_room_for_a_loss_outside_grows_with_the_output() -> None:
     assert made.peak_at() < double <= 2 * made.peak_at()
 
 
+def _branching(x: torch.Tensor, out: torch.Tensor) -> int:
+    return 2 * out.numel() if out.shape[0] % 3 == 0 else out.numel() + 8
+
+
 def test_a_formula_for_numbers_only_is_taken_in_proportion() -> None:
     x = torch.randn(8, 16)
     torch._dynamo.mark_dynamic(x, 0)
@@ -428,6 +432,8 @@ def test_a_formula_for_numbers_only_is_taken_in_proportion() -> None:
         assert run()[1] == f"3*{symbol.name}"
         gcpass.register_cost("aten::tanh", lambda x, out: 3 * int(out.shape[0]) + 1)
         assert run()[1] == f"ceiling(25*{symbol.name}/8)"
+        gcpass.register_cost("aten::tanh", _branching)
+        assert run()[1] == f"17*{symbol.name}"
     finally:
         unregister_cost("aten::tanh")
     assert len(store.plans()) == 1
