@@ -12,13 +12,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from gcpass.budget import Bytes, parse_budget
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
-from gcpass.size_function import MOST_SIZE, largest_value, size_function
+from gcpass.size_function import (
+    MOST_SIZE,
+    largest_value,
+    size_function,
+)
 from gcpass.solvers.problem import Plan
 from gcpass.units import format_bytes
 
@@ -26,6 +31,20 @@ __all__ = ["Decision", "PlannedSymbol", "RegionPlan", "ScopeDecision", "ValueDec
 __all__ += ["plan_digest"]
 
 SCHEMA_VERSION: Final = 1
+
+MOST_SEARCHED = 8
+"""Symbols of a plan whose largest values are looked for in the compile."""
+
+QUICK_EFFORT = 200_000
+"""Of these searches together, see `MOST_EFFORT`: a fifth of a second's work."""
+
+MOST_NAMED = 3
+"""Symbols in the line for the log."""
+
+FUNCTION_ERRORS = (GcpassError, RecursionError, ArithmeticError, TypeError, KeyError)
+"""What making or evaluating a function of sizes may raise."""
+
+log = logging.getLogger(__name__)
 
 Decision = Literal["saved", "recomputed", "temporary", "output", "gradient", "input"]
 
@@ -105,8 +124,8 @@ class PlannedSymbol:
             its bounds torch compiles, and gcpass plans, anew.
         most: its upper bound likewise.
         largest: the largest value at which the predicted peak is within the region's
-            budget, the other symbols as planned; None without a budget, or where no
-            value or every one is.
+            budget, the other symbols as planned; None without a budget, where no value
+            or every one is, and where finding it takes long (`RegionPlan.largest`).
     """
 
     name: str
@@ -240,7 +259,8 @@ class RegionPlan:
             InvalidOptionError: there is no such symbol, the budget is not in bytes, or
                 every value keeps to it.
             InfeasibleBudgetError: no value in the symbol's range keeps to it.
-            GcpassError: the peak as a function of sizes is unknown, and why.
+            GcpassError: the peak as a function of sizes is unknown, and why, or the
+                search was given up after about a second.
         """
         limit = parse_budget(budget, option="budget")
         if not isinstance(limit, Bytes):
@@ -254,26 +274,41 @@ class RegionPlan:
             )
         if found == MOST_SIZE:
             raise InvalidOptionError(
-                f"every {symbol} keeps to {budget!r}: the peak does not grow with it",
+                f"no largest {symbol}: at {MOST_SIZE}, too, the peak keeps to "
+                f"{budget!r}",
                 option="symbol",
             )
         return found
 
     def with_largest(self) -> RegionPlan:
-        """Return the plan with `PlannedSymbol.largest` found."""
+        """Return the plan with `PlannedSymbol.largest` found where that is quick."""
         if self.budget_bytes is None or not self.symbolic_peak_bytes:
             return self
-        found = [self._largest(s, self.budget_bytes) for s in self.symbols]
-        symbols = (
-            dataclasses.replace(s, largest=None if most == MOST_SIZE else most)
-            for s, most in zip(self.symbols, found, strict=True)
+        if len(self.symbols) > MOST_SEARCHED:
+            return self
+        symbols = tuple(
+            dataclasses.replace(s, largest=self._quick_largest(s, self.budget_bytes))
+            for s in self.symbols
         )
-        return dataclasses.replace(self, symbols=tuple(symbols))
+        return dataclasses.replace(self, symbols=symbols)
 
-    def _largest(self, symbol: PlannedSymbol, limit: int) -> int | None:
+    def _quick_largest(self, symbol: PlannedSymbol, limit: int) -> int | None:
+        effort = QUICK_EFFORT // len(self.symbols)
+        try:
+            found = self._largest(symbol, limit, effort)
+        except FUNCTION_ERRORS:
+            log.debug("no largest %s", symbol.name, exc_info=True)
+            return None
+        return None if found == MOST_SIZE else found
+
+    def _largest(
+        self, symbol: PlannedSymbol, limit: int, effort: int | None = None
+    ) -> int | None:
         function = size_function(self._known(self.symbolic_peak_bytes))
         others = {s.name: s.planned for s in self.symbols if s is not symbol}
-        return largest_value(function, symbol.name, others, limit, symbol.between())
+        return largest_value(
+            function, symbol.name, others, limit, symbol.between(), effort
+        )
 
     def _at(self, text: str, sizes: Mapping[str, int]) -> int:
         for name, size in sizes.items():
@@ -324,11 +359,16 @@ class RegionPlan:
                 f"overhead {100 * self.overhead:.1f} % "
                 f"(at most {self.gap_points:.1f} points from optimal)",
                 f"{self.recomputations} recomputations",
-                *(self._range(symbol) for symbol in self.symbols),
+                *self._ranges(),
                 f"solved in {self.solve_time_s:.1f} s by {self.solver}"
                 f"{' (from the cache)' * self.from_cache}",
             ]
         )
+
+    def _ranges(self) -> list[str]:
+        ranges = [self._range(symbol) for symbol in self.symbols[:MOST_NAMED]]
+        more = len(self.symbols) - len(ranges)
+        return [*ranges, f"and {more} more sizes"] if more else ranges
 
     @staticmethod
     def _range(symbol: PlannedSymbol) -> str:

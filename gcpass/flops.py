@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sympy
@@ -38,12 +38,13 @@ from gcpass.flop_formulas import (
     per_output,
     sizes_of,
 )
-from gcpass.sizes import expression, hint_int, shape_only, tensors_in
+from gcpass.sizes import Reader, expression, hint_int, shape_only, tensors_in
 from gcpass.symbols import Symbolic
 from gcpass.torch_private import HigherOrderOperator, OpOverload, tree_map
 
 __all__ = ["USER_FORMULAS", "Call", "call_of", "carried_call", "graph_bodies"]
-__all__ += ["node_flops", "op_names", "symbolic_flops", "user_formulas"]
+__all__ += ["node_flops", "node_flops_at", "op_names", "symbolic_flops"]
+__all__ += ["user_formulas"]
 
 Formula = Callable[..., int]
 _View = Callable[[Any], Any]  # of one leaf of metadata or of the arguments
@@ -72,6 +73,28 @@ def node_flops(node: fx.Node) -> int | None:
     if not _does_work(node):
         return 0
     flops: int | None = _call_flops(call_of(node), node_flops)
+    return flops
+
+
+def node_flops_at(node: fx.Node, read: Reader) -> int | None:
+    """Return `node_flops` at other sizes.
+
+    Args:
+        node: of a joint graph.
+        read: tells each size, a number.
+
+    Returns:
+        FLOPs; None where they are unknown or the formula fails there.
+    """
+    if not _does_work(node):
+        return 0
+    count = partial(node_flops_at, read=read)
+    try:
+        flops: int | None = _call_flops(
+            _call_of(node, partial(_concrete, read=read)), count
+        )
+    except Exception:  # as below
+        return None
     return flops
 
 
@@ -177,18 +200,18 @@ def _meta_of(node: fx.Node, view: _View) -> Any:
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
-def _concrete(val: Any) -> Any:
+def _concrete(val: Any, read: Reader = hint_int) -> Any:
     """Return metadata without symbols: hints are numbers, and numbers add no guard."""
     if isinstance(val, torch.SymInt):
-        return hint_int(val)
+        return read(val)
     if isinstance(val, torch.SymFloat | torch.SymBool):
         return 1.0 if isinstance(val, torch.SymFloat) else True  # costs do not ask
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return val
     if not any(isinstance(s, torch.SymInt) for s in (*val.shape, *val.stride())):
         return val
-    sizes = [hint_int(size) for size in val.shape]
-    strides = [hint_int(stride) for stride in val.stride()]
+    sizes = [read(size) for size in val.shape]
+    strides = [read(stride) for stride in val.stride()]
     return torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
 
 

@@ -179,7 +179,7 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
     least = isinstance(search.options.budget, Minimum)
     own = captured.with_between(search.outside_bytes)
     functions = plan_functions(own, plan, profile, search.own_peak(plan))
-    region = RegionPlan(
+    return RegionPlan(
         region=compile_id(),
         requested=str(search.options.memory_budget),
         budget_bytes=None if least else search.budget_bytes,
@@ -211,9 +211,7 @@ def region_plan(search: Search, chosen: Candidate, total_s: float) -> RegionPlan
         symbols=functions.symbols,
         scopes=describe_scopes(captured, plan),
         values=describe_values(captured, plan, functions),
-    )
-    assert not functions.peak_bytes or region.peak_at() == region.predicted_peak_bytes
-    return region.with_largest()
+    ).with_largest()
 
 
 def _flops(captured: Capture, plan: Plan) -> int:

@@ -24,7 +24,8 @@ from typing import Any, TypeAlias
 import numpy
 import sympy
 
-from gcpass.size_function import MOST_SIZE, SizeFunction, size_function
+from gcpass.errors import GcpassError
+from gcpass.size_function import MOST_SIZE, Bounds, SizeFunction, size_function
 from gcpass.symbols import Symbolic
 
 __all__ = ["Box", "Terms", "largest_sums"]
@@ -33,6 +34,21 @@ Box: TypeAlias = Mapping[str, tuple[int | None, int]]
 """Of each symbol the least value, None if unknown, and the planned one."""
 
 _Row: TypeAlias = tuple[int, ...]
+
+MOST_MIXED = 8
+"""Symbols up to which mixtures are looked at: beyond, few sums are mixtures."""
+
+MOST_PAIRS = 20_000
+"""Mixtures to look at: about a third of a second's work. Rows after that stay."""
+
+MOST_COMPARED = 50_000_000
+"""Coefficients to compare: about a fifth of a second's work."""
+
+MOST_COLUMNS = 500
+"""Terms of the sums."""
+
+MOST_WRITTEN = 6_000
+"""Terms of all sums that are left, together: about half a second's work."""
 
 _SCALES = tuple(Fraction(4) ** power for power in range(-3, 5))
 """Of the planned sizes: where the largest sum is looked for first."""
@@ -84,11 +100,21 @@ def largest_sums(terms: Terms, rows: Any, box: Box) -> list[Symbolic]:
 
     Returns:
         Expressions, that of the largest value at the planned sizes first.
+
+    Raises:
+        GcpassError: there are too many.
     """
+    if len(terms.number) > MOST_COLUMNS:
+        raise GcpassError(f"sums of {len(terms.number)} terms are too long to write")
     basis = _Basis.shifted(list(terms.number), box)
     found = {basis.row(row): tuple(map(int, row)) for row in numpy.unique(rows, axis=0)}
     front = _undominated(sorted(found, key=lambda row: (-sum(row), row)))
-    kept = _without_mixtures(front, basis.extremes(front, box))
+    kept = front
+    if len(box) <= MOST_MIXED:
+        kept = _without_mixtures(front, basis.extremes(front, box))
+    written = sum(1 for row in kept for n in found[row] if n)
+    if written > MOST_WRITTEN:
+        raise GcpassError(f"{len(kept)} sums, any of which may be the peak")
     at_plan = basis.values({name: planned for name, (_, planned) in box.items()})
     kept.sort(key=lambda row: (-_dot(row, at_plan), row))
     return [terms.sum_of(found[row]) for row in kept]
@@ -124,11 +150,11 @@ class _Basis:
             for term, coefficient in items:
                 matrix[position, new.number[term]] += coefficient
         functions = tuple(size_function(str(term)) for term in new.number)
-        ranges = {
+        ranges: dict[str, Bounds] = {
             name: (0 if bound is not None else -MOST_SIZE, MOST_SIZE)
             for name, (bound, _) in box.items()
         }
-        signed = [i for i, f in enumerate(functions) if f.within(ranges)[0] < 0]
+        signed = [i for i, f in enumerate(functions) if _may_be_negative(f, ranges)]
         return _Basis(functions, matrix, tuple(signed), least)
 
     def row(self, row: Any) -> _Row:
@@ -157,6 +183,13 @@ class _Basis:
         return [row for row in rows if row in found]
 
 
+def _may_be_negative(function: SizeFunction, ranges: Mapping[str, Bounds]) -> bool:
+    try:
+        return function.within(ranges)[0] < 0
+    except GcpassError:  # a divisor may be 0
+        return True
+
+
 def _dot(row: _Row, values: Sequence[int]) -> int:
     """Return a row's value; its second columns of signed terms are left over."""
     return sum(n * value for n, value in zip(row, values, strict=False))
@@ -167,11 +200,19 @@ def _undominated(rows: Sequence[_Row]) -> list[_Row]:
 
     Args:
         rows: distinct, descending by their sum, so that none exceeds an earlier one.
+
+    Raises:
+        GcpassError: that is too much work.
     """
     front: list[_Row] = []
-    table = numpy.array(rows, dtype=object)
+    largest = max((abs(n) for row in rows for n in row), default=0)
+    table = numpy.array(rows, dtype=numpy.int64 if largest < MOST_SIZE else object)
+    compared = 0
     kept = numpy.zeros(len(rows), dtype=bool)
     for position, row in enumerate(table):
+        compared += len(front) * len(row)
+        if compared > MOST_COMPARED:
+            raise GcpassError(f"{len(rows)} sums of {len(row)} terms to compare")
         if not (table[kept] >= row).all(axis=1).any():
             kept[position] = True
             front.append(rows[position])
@@ -183,19 +224,27 @@ def _without_mixtures(rows: Sequence[_Row], extremes: Sequence[_Row]) -> list[_R
 
     Most are left out by what is the largest somewhere, so that the pairs are few.
     """
+    pairs_left = MOST_PAIRS
+
+    def is_between(row: _Row, others: Sequence[_Row]) -> bool:
+        nonlocal pairs_left
+        for pair in itertools.combinations(others, 2):
+            pairs_left -= 1
+            if pairs_left < 0:
+                return False
+            if _is_mixed(row, *pair):
+                return True
+        return False
+
     kept = list(extremes)
     for row in rows:
-        if row not in extremes and not _is_between(row, kept):
+        if row not in extremes and not is_between(row, kept):
             kept.append(row)
     for row in kept[len(extremes) :]:
         others = [other for other in kept if other is not row]
-        if _is_between(row, others):
+        if is_between(row, others):
             kept = others
     return kept
-
-
-def _is_between(row: _Row, others: Sequence[_Row]) -> bool:
-    return any(_is_mixed(row, *pair) for pair in itertools.combinations(others, 2))
 
 
 def _is_mixed(row: _Row, first: _Row, second: _Row) -> bool:

@@ -5,7 +5,7 @@ The text is what sympy prints and reads: integers, symbols, ``+ - * / **``, ``Ma
 itself: sympy's reader runs the text as a program, which a file should not be able to
 ask for, and a search needs bounds on whole ranges.
 
-A divisor is a size and at least 1.
+Divisors are positive, exponents whole numbers: anything else is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import TypeAlias
 
 from gcpass.errors import GcpassError
 
-__all__ = ["MOST_SIZE", "Bounds", "SizeFunction", "largest_value", "size_function"]
+__all__ = ["MOST_EFFORT", "MOST_SIZE", "Bounds", "SizeFunction", "largest_value"]
+__all__ += ["size_function"]
 
 Number: TypeAlias = int | Fraction
 Bounds: TypeAlias = tuple[Number, Number]
@@ -28,6 +29,9 @@ Bounds: TypeAlias = tuple[Number, Number]
 
 MOST_SIZE = 2**62
 """Taken for infinity: no size reaches it."""
+
+MOST_EFFORT = 1_000_000
+"""Parts of a text that a search looks at before it gives up: about a second's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class SizeFunction:
 
         Raises:
             KeyError: a symbol has no value.
+            GcpassError: there is no whole number there.
         """
         value, _ = self.within({name: (n, n) for name, n in values.items()})
         if value != int(value):
@@ -55,6 +60,7 @@ class SizeFunction:
 
         Raises:
             KeyError: a symbol has no bounds.
+            GcpassError: a divisor may be 0 or less, an exponent is no whole number.
         """
         return _bounds(self.tree, box)
 
@@ -84,6 +90,7 @@ def largest_value(
     others: Mapping[str, int],
     limit: int,
     between: tuple[int, int],
+    effort: int | None = None,
 ) -> int | None:
     """Return the largest value of a symbol at which a function keeps to a limit.
 
@@ -97,13 +104,26 @@ def largest_value(
         others: values of the other symbols.
         limit: the most that the function may be.
         between: the least and the largest value that the symbol can have.
+        effort: how many parts of the text to look at, counted anew for each range;
+            None for `MOST_EFFORT` and at least what a bisection takes.
 
     Returns:
         The value, None if there is none.
+
+    Raises:
+        GcpassError: the search was given up, or see `SizeFunction.within`.
     """
     box: dict[str, Bounds] = {other: (n, n) for other, n in others.items()}
     ranges = [between]
+    parts = 2 * sum(1 for _ in ast.walk(function.tree))
+    left = max(MOST_EFFORT // parts, 130) if effort is None else effort // parts
     while ranges:
+        left -= 1
+        if left < 0:
+            raise GcpassError(
+                f"the search for the largest {name} was given up, it takes too long; "
+                "try sizes with peak_at"
+            )
         low, high = ranges.pop()
         if low > high or function.within({**box, name: (low, high)})[0] > limit:
             continue
@@ -135,11 +155,22 @@ def _bounds(node: ast.expr, box: Mapping[str, Bounds]) -> Bounds:
         low, high = _bounds(node.operand, box)
         return -high, -low
     if isinstance(node, ast.BinOp):
-        combine = _OPERATORS[type(node.op)]
-        return combine(_bounds(node.left, box), _bounds(node.right, box))
+        return _bounds_of_chain(node, box)
     assert isinstance(node, ast.Call)
     assert isinstance(node.func, ast.Name)
     return _CALLS[node.func.id](*(_bounds(argument, box) for argument in node.args))
+
+
+def _bounds_of_chain(node: ast.expr, box: Mapping[str, Bounds]) -> Bounds:
+    """Return the bounds of ``a + b + ...`` without a call for each sign."""
+    rest: list[ast.BinOp] = []
+    while isinstance(node, ast.BinOp):
+        rest.append(node)
+        node = node.left
+    found = _bounds(node, box)
+    for step in reversed(rest):
+        found = _OPERATORS[type(step.op)](found, _bounds(step.right, box))
+    return found
 
 
 def _add(a: Bounds, b: Bounds) -> Bounds:
@@ -156,14 +187,21 @@ def _multiply(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _divide(a: Bounds, b: Bounds) -> Bounds:
-    least, most = max(b[0], 1), max(b[1], 1)
-    return _multiply(a, (Fraction(1, 1) / most, Fraction(1, 1) / least))
+    _check_divisor(b)
+    return _multiply(a, (1 / Fraction(b[1]), 1 / Fraction(b[0])))
+
+
+def _check_divisor(b: Bounds) -> None:
+    if b[0] <= 0:
+        raise GcpassError(f"no function of sizes: a divisor that may be {b[0]}")
 
 
 def _power(a: Bounds, b: Bounds) -> Bounds:
     if b[0] != b[1]:  # sizes do not grow exponentially
         raise GcpassError("no function of sizes: an exponent that depends on one")
     exponent = int(b[0])
+    if exponent != b[0]:
+        raise GcpassError(f"no function of sizes: {b[0]} as an exponent")
     if exponent < 0:
         return _divide((1, 1), _power(a, (-exponent, -exponent)))
     corners = (a[0] ** exponent, a[1] ** exponent)
@@ -188,7 +226,8 @@ def _least(*many: Bounds) -> Bounds:
 
 
 def _remainder(a: Bounds, b: Bounds) -> Bounds:
-    divisor = max(b[1], 1)
+    _check_divisor(b)
+    divisor = b[1]
     if b[0] == b[1] and a[0] // divisor == a[1] // divisor:
         return a[0] % divisor, a[1] % divisor
     return 0, divisor

@@ -15,6 +15,7 @@ too: at others the peak can be less.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,12 +26,14 @@ import numpy
 import sympy
 
 from gcpass.capture import Capture
-from gcpass.decisions import PlannedSymbol
+from gcpass.decisions import FUNCTION_ERRORS, PlannedSymbol
 from gcpass.errors import GcpassError
-from gcpass.flops import symbolic_flops
+from gcpass.flops import node_flops_at, op_names, symbolic_flops, user_formulas
 from gcpass.peak_terms import Box, Terms, largest_sums
+from gcpass.size_function import size_function
 from gcpass.sizes import (
     IntLike,
+    Reader,
     ceil_div,
     expression,
     hint_int,
@@ -40,12 +43,19 @@ from gcpass.sizes import (
 from gcpass.solvers.liveness import Instance, Profile
 from gcpass.solvers.problem import Operation, Origin, Plan, Problem
 from gcpass.symbols import InexpressibleError, Symbolic, shape_env_of, symbol_facts
+from gcpass.torch_private import HigherOrderOperator
 from gcpass.workspace import node_workspace
 
 __all__ = ["PlanFunctions", "peak_function", "plan_functions", "sizes_and_flops"]
 
+log = logging.getLogger(__name__)
+
 MOST_MEASURED_BYTES = 2**30
 """Read and written by an operation that is run to measure its workspace once more."""
+
+
+_SCALES = (2, 3, 16)
+"""Of the planned sizes: where a user's formula of FLOPs is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +100,25 @@ def plan_functions(
         flops = sum(problem.operations[op_id].flops for op_id in plan.sequence)
         return replace(constant, peak_bytes=str(peak_bytes), flops=str(flops))
     try:
-        return _functions(captured, plan, profile, shape_env)
-    except GcpassError as error:
-        return replace(constant, note=str(error))
+        found = _functions(captured, plan, profile, shape_env)
+        _check_peak(found, peak_bytes)
+    except FUNCTION_ERRORS as error:  # what only informs must not end a compile
+        log.debug("no functions of sizes", exc_info=True)
+        note = str(error) if isinstance(error, GcpassError) else repr(error)
+        return replace(constant, note=note)
+    return found
+
+
+def _check_peak(functions: PlanFunctions, peak_bytes: int) -> None:
+    """Check that the peak as a function is the plan's at the planned sizes.
+
+    Raises:
+        GcpassError: it is not.
+    """
+    planned = {symbol.name: symbol.planned for symbol in functions.symbols}
+    found = size_function(functions.peak_bytes).at(planned)
+    if found != peak_bytes:
+        raise GcpassError(f"the function says {found} at the planned sizes")
 
 
 def sizes_and_flops(
@@ -112,7 +138,7 @@ def sizes_and_flops(
         InexpressibleError: a size has no such function.
     """
     problem = captured.problem
-    sizes = [symbolic_storage_bytes(meta) for meta in captured.value_metas]
+    sizes = [_number(symbolic_storage_bytes(meta)) for meta in captured.value_metas]
     flops = _flops(captured)
     symbols = _symbols((*sizes, *flops))
     planned = {
@@ -123,11 +149,14 @@ def sizes_and_flops(
     for value, size in enumerate(sizes):
         if at_plan[size] != problem.values[value].size_bytes:
             raise InexpressibleError(
-                f"torch guesses a size of value {value} that only running the program "
-                f"tells, {size} bytes, otherwise than its symbols one by one"
+                f"torch guesses the size of {_name(captured, value)}, which only "
+                f"running the program tells ({size} bytes), otherwise than its symbols "
+                "one by one"
             )
+    branching = _branching(captured, flops, planned)
     for op_id, operation in enumerate(problem.operations):
-        if at_plan[flops[op_id]] != operation.flops:
+        known = at_plan[flops[op_id]] == operation.flops
+        if not known or op_id in branching:
             touched, now = _touched(problem, sizes, operation)
             flops[op_id] = _in_proportion(operation.flops, touched, now)
     return sizes, flops, planned
@@ -159,7 +188,18 @@ def _functions(
     )
 
 
+def _name(captured: Capture, value: int) -> str:
+    """Return the name of a node with a value's storage."""
+    names = (node.name for node, root in captured.root.items() if root == value)
+    return next(names, f"value {value}")
+
+
 # --- sizes and FLOPs ------------------------------------------------------------------
+
+
+def _number(expression: Symbolic | None) -> Symbolic | None:
+    """Return an expression, sympy's integers as Python's."""
+    return int(expression) if isinstance(expression, sympy.Integer) else expression
 
 
 def _symbols(expressions: Iterable[Symbolic]) -> list[Any]:
@@ -183,11 +223,60 @@ def _evaluated(
 def _flops(captured: Capture) -> list[Symbolic]:
     """Return the FLOPs of each operation, None where no formula gives them."""
     return [
-        symbolic_flops(node) if operation.flops else 0
+        _number(symbolic_flops(node)) if operation.flops else 0
         for node, operation in zip(
             captured.op_nodes, captured.problem.operations, strict=True
         )
     ]
+
+
+def _branching(
+    captured: Capture, flops: Sequence[Symbolic], planned: Mapping[Any, int]
+) -> set[int]:
+    """Return operations whose function of FLOPs is not what their formula says.
+
+    A user's formula may ask of a size what no symbol answers, is it even, say. It is
+    asked again at other sizes; only those with a user's formula are.
+    """
+    formulas = user_formulas()
+    if not formulas:
+        return set()
+    asked = {
+        op_id
+        for op_id, node in enumerate(captured.op_nodes)
+        if flops[op_id] and _is_priced(node.target, formulas)
+    }
+    found: set[int] = set()
+    for scale in _SCALES if asked else ():
+        numbers = {symbol: scale * size for symbol, size in planned.items()}
+        read = _reader(numbers)
+        want = _evaluated([flops[op_id] for op_id in asked], numbers)
+        found |= {
+            op_id
+            for op_id in asked
+            if node_flops_at(captured.op_nodes[op_id], read) != want[flops[op_id]]
+        }
+    return found
+
+
+def _is_priced(target: Any, formulas: Mapping[str, Any]) -> bool:
+    """Whether a user's formula may be in an operator's FLOPs."""
+    return isinstance(target, HigherOrderOperator) or any(
+        name in formulas for name in op_names(target)
+    )
+
+
+def _reader(numbers: Mapping[Any, int]) -> Reader:
+    """Return what reads a size where the symbols have these values."""
+    values = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
+
+    def read(size: IntLike) -> int:
+        function = sympy.sympify(expression(size))
+        if not function.free_symbols <= values.keys():  # no size, a number of the code
+            return hint_int(size)
+        return int(function.xreplace(values))
+
+    return read
 
 
 def _touched(
@@ -216,7 +305,8 @@ def _total(expressions: Iterable[Symbolic]) -> Symbolic:
 
 @lru_cache(maxsize=4096)
 def _text(expression: Symbolic) -> str:
-    return "" if isinstance(expression, int) else str(expression)
+    # The cache takes equal numbers of both kinds for one.
+    return "" if isinstance(expression, int | sympy.Integer) else str(expression)
 
 
 # --- the peak -------------------------------------------------------------------------
@@ -227,13 +317,7 @@ def _workspaces(
 ) -> list[Symbolic]:
     """Return the workspace of each operation."""
     doubled = {symbol: sympy.Integer(2 * size) for symbol, size in planned.items()}
-
-    def read(size: IntLike) -> int:
-        function = sympy.sympify(expression(size))
-        if not function.free_symbols <= doubled.keys():  # no size, a number of the code
-            return hint_int(size)
-        return int(function.xreplace(doubled))
-
+    read = _reader(doubled)
     found: list[Symbolic] = []
     for op_id, operation in enumerate(captured.problem.operations):
         amount = operation.workspace_bytes

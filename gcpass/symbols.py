@@ -7,6 +7,7 @@ else can read; here they become sympy's. No guard is ever added.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ import sympy
 import torch
 
 from gcpass.errors import GcpassError
+from gcpass.size_function import MOST_SIZE
 
 # Also private or unstable, read on torch 2.13.0: `SymInt.node.expr` and
 # `.shape_env`, `ShapeEnv.var_to_sources`, `.bound_sympy`, `.create_symintnode`.
@@ -25,6 +27,10 @@ __all__ = ["InexpressibleError", "SymbolFacts", "Symbolic", "plain", "symbol_fac
 Symbolic: TypeAlias = Any
 """A number of a graph with dynamic shapes: an int or, where it depends on a symbol, a
 `sympy.Expr` (sympy ships no types)."""
+
+
+MOST_DENOMINATOR = 2**10
+"""Of a fraction that floating point multiplies a size by without rounding."""
 
 
 class InexpressibleError(GcpassError):
@@ -65,8 +71,10 @@ def symbol_facts(symbol: Any, shape_env: Any) -> SymbolFacts:
 
 
 def _finite(bound: Any) -> int | None:
-    """Return a bound as an int; torch's stand-ins for infinity are no `Integer`."""
-    return int(bound) if isinstance(bound, int | sympy.Integer) else None
+    """Return a bound as an int; torch's infinities are no `Integer` or very large."""
+    if not isinstance(bound, int | sympy.Integer) or abs(bound) >= MOST_SIZE:
+        return None
+    return int(bound)
 
 
 def shape_env_of(tensors: Iterable[torch.Tensor]) -> Any:
@@ -87,16 +95,25 @@ def plain(expression: Any) -> Any:
     """Return torch's expression with sympy's own functions.
 
     Raises:
-        InexpressibleError: it has a function that sympy lacks.
+        InexpressibleError: it has a function that sympy lacks, or scales by a fraction
+            that floating point holds in part only, so that torch rounds.
     """
     if isinstance(expression, sympy.Symbol | sympy.Rational):
         return expression
-    if isinstance(expression, sympy.Float):  # a scale factor, exact in binary
-        return sympy.Rational(float(expression))
+    if isinstance(expression, sympy.Float):  # a scale factor
+        return _fraction(float(expression))
     build = _FUNCTIONS.get(type(expression).__name__)
     if build is None:
         raise InexpressibleError(f"{expression} is no function that gcpass can write")
     return build(*map(plain, expression.args))
+
+
+def _fraction(number: float) -> Any:
+    if not math.isfinite(number) or number.as_integer_ratio()[1] > MOST_DENOMINATOR:
+        raise InexpressibleError(
+            f"sizes scaled by a fraction that binary numbers do not hold ({number:.6g})"
+        )
+    return sympy.Rational(number)
 
 
 def _floor_quotient(a: Any, b: Any) -> Any:

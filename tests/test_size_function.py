@@ -103,3 +103,28 @@ def test_what_has_no_whole_or_bounded_value_is_refused() -> None:
         size_function("s0/2").at({"s0": 3})
     with pytest.raises(GcpassError, match="an exponent that depends on one"):
         size_function("2**s0").within({"s0": (1, 2)})
+    with pytest.raises(GcpassError, match="3/2 as an exponent"):
+        size_function("s0**(3/2)").at({"s0": 4})
+    for text in ("s0/(s0 - 1)", "Mod(s0, s0 - 1)", "(s0 - 1)**(-2)"):
+        with pytest.raises(GcpassError, match="a divisor that may be 0"):
+            size_function(text).at({"s0": 1})
+    assert size_function("s0/(1/2)").at({"s0": 9}) == 18
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("64*s0 - 512*floor(s0/8) + 1028", 100),
+        ("1000*s0 - 8000*floor(s0/8) + 100", 50),
+        ("4*s0*s1 - 4*s0 + 12", 11),
+    ],
+)
+def test_a_search_that_finds_no_end_is_given_up(text: str, limit: int) -> None:
+    with pytest.raises(GcpassError, match=r"largest s0 was given up.*peak_at"):
+        largest_value(size_function(text), "s0", {"s1": 1}, limit, (2, MOST_SIZE))
+
+
+def test_a_sum_of_many_terms() -> None:
+    names = [f"u{i}" for i in range(2000)]
+    function = size_function(" + ".join(f"2*{name}" for name in names))
+    assert function.at(dict.fromkeys(names, 3)) == 12000

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gcpass
-from gcpass import store
+from gcpass import store, symbolic
 from gcpass.cost import unregister_cost
 from gcpass.decisions import PlannedSymbol, RegionPlan
 from gcpass.errors import GcpassError, InfeasibleBudgetError, InvalidOptionError
-from gcpass.size_function import size_function
+from gcpass.size_function import MOST_SIZE, size_function
 from gcpass.solvers.liveness import make_plan, simulate
 from gcpass.solvers.problem import Operation, OpId, Origin, Problem, Value
 from gcpass.solvers.solve import Planner
-from gcpass.symbolic import peak_function, sizes_and_flops
+from gcpass.symbolic import _text, peak_function, plan_functions, sizes_and_flops
 from gcpass.symbols import shape_env_of
 from tests.nets import LanguageModel, Mlp
 from tests.symbolic import (
@@ -255,7 +257,7 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(InvalidOptionError, match="no symbol 'batch'"):
         made.largest("batch", 1000)
     flat = dataclasses.replace(made, symbolic_peak_bytes="7")
-    with pytest.raises(InvalidOptionError, match="the peak does not grow with it"):
+    with pytest.raises(InvalidOptionError, match="no largest s0: at 461168"):
         flat.largest("s0", 1000)
     unknown = dataclasses.replace(made, symbolic_peak_bytes="", symbolic_note="odd")
     with pytest.raises(GcpassError, match="unknown as a function of sizes: odd"):
@@ -263,6 +265,31 @@ def test_what_cannot_be_asked() -> None:
     old = dataclasses.replace(unknown, symbolic_note="")
     with pytest.raises(GcpassError, match="an earlier release wrote this plan"):
         old.peak_at()
+
+
+def test_a_search_without_an_end_costs_the_compile_little() -> None:
+    made = dataclasses.replace(
+        made_up(), symbolic_peak_bytes="64*s0 - 512*floor(s0/8) + 1028", budget_bytes=99
+    )
+    started = time.monotonic()
+    assert [s.largest for s in made.with_largest().symbols] == [None, None]
+    assert time.monotonic() - started < 1.0
+    with pytest.raises(GcpassError, match="was given up"):
+        made.largest("s0", 99)
+    odd = dataclasses.replace(made, symbolic_peak_bytes="s0/(s0 - 8) + s2")
+    assert odd.with_largest() == odd
+
+
+def test_many_symbols_are_not_searched_and_few_are_named() -> None:
+    many = tuple(
+        PlannedSymbol(name=f"u{i}", planned=4, source="", least=0, most=None)
+        for i in range(9)
+    )
+    text = " + ".join(f"8*{s.name}" for s in many)
+    made = made_up(symbols=many, symbolic_peak_bytes=text, budget_bytes=1000)
+    assert made.with_largest() == made
+    assert made.largest("u8", 1000) == (1000 - 8 * 8 * 4) // 8
+    assert "for u2 = 4, and 6 more sizes, solved" in made.summary()
 
 
 @pytest.mark.parametrize("kind", ["mask", "nonzero", "item", "repeat"])
@@ -276,6 +303,7 @@ def test_sizes_that_only_the_data_tells(kind: str) -> None:
     made = plan()
     (symbol,) = made.symbols
     assert symbol.source == ""
+    assert symbol.most is None or symbol.most < MOST_SIZE
     assert made.peak_at() == made.predicted_peak_bytes
     rows = {symbol.name: 10}
     sizes = {_at(v.symbolic_size_bytes, v.size_bytes, rows) for v in made.values}
@@ -286,14 +314,75 @@ def test_sizes_that_only_the_data_tells(kind: str) -> None:
 def test_sizes_that_torch_guesses_otherwise_are_said_to_be_unknown() -> None:
     captured = joint(CHAIN, PLANNED, symbolic=True)
     values = list(captured.problem.values)
+    last = len(values) - 1
     values[-1] = dataclasses.replace(values[-1], size_bytes=1)
     problem = dataclasses.replace(captured.problem, values=tuple(values))
     guessed = dataclasses.replace(captured, problem=problem)
     functions = functions_of(guessed, once(guessed)[0])
-    assert functions.note.startswith("torch guesses a size of value")
+    owners = [node.name for node, root in captured.root.items() if root == last]
+    assert f"the size of {owners[0]}, which" in functions.note
     assert functions.symbols == ()
     assert functions.peak_bytes == functions.flops == ""
     assert set(functions.value_bytes) == set(functions.operation_flops) == {""}
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (GcpassError("odd"), "odd"),
+        (RecursionError("deep"), "RecursionError('deep')"),
+        (ZeroDivisionError(), "ZeroDivisionError()"),
+    ],
+)
+def test_no_function_is_a_note(
+    error: Exception, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    captured = joint(CHAIN, PLANNED, symbolic=True)
+    monkeypatch.setattr(symbolic, "largest_sums", fail)
+    functions = functions_of(captured, once(captured)[0])
+    assert functions.note == note
+    assert functions.peak_bytes == functions.flops == ""
+
+
+def test_a_function_that_is_wrong_at_the_planned_sizes_is_a_note() -> None:
+    captured = joint(CHAIN, PLANNED, symbolic=True)
+    chosen, profile = once(captured)
+    functions = plan_functions(captured, chosen, profile, profile.peak_bytes + 1)
+    assert functions.note == (
+        f"the function says {profile.peak_bytes} at the planned sizes"
+    )
+    assert functions.symbols == ()
+
+
+def scaled(factor: float) -> RegionPlan:
+    x = torch.randn(11, 16, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        image = x.tanh()[None, None]
+        return F.interpolate(image, scale_factor=(factor, 1.0)).exp().sum()
+
+    compiled(function)(x).backward()
+    return plan()
+
+
+def test_sizes_that_floating_point_rounds_are_unknown() -> None:
+    made = scaled(1.7)  # 1.7 * 10 is 17.0, and the fraction next to 1.7 times 10 less
+    assert made.symbolic_note.startswith("sizes scaled by a fraction that binary")
+    assert made.symbolic_peak_bytes == ""
+    start_over()
+    made = scaled(1.5)
+    (symbol,) = made.symbols
+    (exp,) = (v for v in made.values if v.name == "exp")
+    assert size_function(exp.symbolic_size_bytes).at({symbol.name: 11}) == 16 * 16 * 4
+
+
+def test_constants_are_no_text() -> None:
+    assert [_text(sympy.Integer(4)), _text(4)] == ["", ""]
+    assert [_text(6), _text(sympy.Integer(6))] == ["", ""]
 
 
 def test_a_workspace_grows_along_what_was_measured() -> None:
@@ -320,6 +409,10 @@ def test_room_for_a_loss_outside_grows_with_the_output() -> None:
     assert made.peak_at() < double <= 2 * made.peak_at()
 
 
+def _branching(x: torch.Tensor, out: torch.Tensor) -> int:
+    return 2 * out.numel() if out.shape[0] % 3 == 0 else out.numel() + 8
+
+
 def test_a_formula_for_numbers_only_is_taken_in_proportion() -> None:
     x = torch.randn(8, 16)
     torch._dynamo.mark_dynamic(x, 0)
@@ -339,6 +432,8 @@ def test_a_formula_for_numbers_only_is_taken_in_proportion() -> None:
         assert run()[1] == f"3*{symbol.name}"
         gcpass.register_cost("aten::tanh", lambda x, out: 3 * int(out.shape[0]) + 1)
         assert run()[1] == f"ceiling(25*{symbol.name}/8)"
+        gcpass.register_cost("aten::tanh", _branching)
+        assert run()[1] == f"17*{symbol.name}"
     finally:
         unregister_cost("aten::tanh")
     assert len(store.plans()) == 1
