@@ -72,10 +72,16 @@ class Terms:
     number: dict[Any, int] = field(default_factory=dict)
 
     def add(self, expressions: Iterable[Symbolic]) -> None:
-        """Take the terms of some expressions in; vectors made before stay short."""
+        """Take the terms of some expressions in; vectors made before stay short.
+
+        Raises:
+            GcpassError: there are more than `MOST_COLUMNS`.
+        """
         for expression in expressions:
             for term, _ in coefficients(expression):
                 self.number.setdefault(term, len(self.number))
+        if len(self.number) > MOST_COLUMNS:
+            raise GcpassError(f"sums of {len(self.number)} terms are too long to write")
 
     def vector(self, expression: Symbolic) -> Any:
         """Return the coefficients of an expression, int64 of shape (terms,)."""
@@ -104,8 +110,6 @@ def largest_sums(terms: Terms, rows: Any, box: Box) -> list[Symbolic]:
     Raises:
         GcpassError: there are too many.
     """
-    if len(terms.number) > MOST_COLUMNS:
-        raise GcpassError(f"sums of {len(terms.number)} terms are too long to write")
     basis = _Basis.shifted(list(terms.number), box)
     found = {basis.row(row): tuple(map(int, row)) for row in numpy.unique(rows, axis=0)}
     front = _undominated(sorted(found, key=lambda row: (-sum(row), row)))
