@@ -22,7 +22,8 @@ from gcpass.size_function import MOST_SIZE
 # Also private or unstable, read on torch 2.13.0: `SymInt.node.expr` and
 # `.shape_env`, `ShapeEnv.var_to_sources`, `.bound_sympy`, `.create_symintnode`.
 
-__all__ = ["InexpressibleError", "SymbolFacts", "Symbolic", "plain", "symbol_facts"]
+__all__ = ["InexpressibleError", "SymbolFacts", "Symbolic", "plain"]
+__all__ += ["shape_env_of", "symbol_facts"]
 
 Symbolic: TypeAlias = Any
 """A number of a graph with dynamic shapes: an int or, where it depends on a symbol, a
