@@ -8,7 +8,7 @@ launch. It ranks what to recompute; it is no clock.
 The caller says how many bytes an operation moves, since only the caller knows what
 stays inside a fused kernel.
 
-Not modelled: caches, occupancy, tile quantisation, overlap of kernels.
+Not modelled: caches, occupancy, overlap of kernels.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from gcpass.flops import USER_FORMULAS, node_flops, op_names, user_formulas
+from gcpass.flops import USER_FORMULAS, call_of, node_flops, op_names, user_formulas
 from gcpass.function_text import function_text
 from gcpass.hardware import Device
 from gcpass.op_facts import Kind, draws_random, is_discrete, op_kind
+from gcpass.products import product_efficiency
 from gcpass.sizes import read_bytes, storage_bytes, tensors_in
 from gcpass.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -33,9 +34,10 @@ __all__ += ["has_cost", "is_discrete", "node_cost", "op_kind", "register_cost"]
 __all__ += ["roofline_seconds", "unregister_cost"]
 
 MATRIX_EFFICIENCY = 0.7
-"""Share of the dense peak that matrix products reach. Origin: large bf16 products reach
+"""Share of the dense peak that matrix products reach whose sizes waste nothing, see
+`gcpass.products`. Origin: large bf16 products reach
 about 0.6 to 0.75 of an H100's peak and up to 0.85 of an A100's in public measurements;
-one number for all, as only ratios between operations matter to a plan."""
+one number for all devices, as only ratios between operations matter to a plan."""
 
 VECTOR_EFFICIENCY = 0.5
 """The same for other code: additions and multiplications rarely pair up to fused
@@ -137,12 +139,16 @@ def node_cost(
     if flops is None:
         flops = UNKNOWN_FLOPS_PER_BYTE * (moved or _all_bytes(node))
     on_matrix_units = _on_matrix_units(node)
+    dtype_name = _rate_dtype(node, on_matrix_units=on_matrix_units, tf32=tf32)
+    efficiency = VECTOR_EFFICIENCY
+    if on_matrix_units:
+        efficiency = _matrix_efficiency(node, dtype_name, device)
     seconds = roofline_seconds(
         flops,
         moved,
-        _rate_dtype(node, on_matrix_units=on_matrix_units, tf32=tf32),
+        dtype_name,
         device,
-        compute_efficiency=MATRIX_EFFICIENCY if on_matrix_units else VECTOR_EFFICIENCY,
+        compute_efficiency=efficiency,
         bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
     )
     if moved == 0 and known:
@@ -227,6 +233,18 @@ def _on_matrix_units(node: fx.Node) -> bool:
         return True
     name = op_names(target)[-1]
     return name in _MATRIX_OPS or name.startswith("aten::_scaled_dot_product")
+
+
+def _matrix_efficiency(node: fx.Node, dtype_name: str, device: Device) -> float:
+    """Return the share of the peak that a product reaches.
+
+    One that would leave most of the matrix units idle (a matrix and a vector, a
+    convolution with a group per channel) runs on the vector units.
+    """
+    rate = device.peak_flops(dtype_name)
+    reached = MATRIX_EFFICIENCY * product_efficiency(call_of(node), rate, device)
+    by_vectors = VECTOR_EFFICIENCY * device.peak_flops("float32") / rate
+    return max(reached, min(by_vectors, MATRIX_EFFICIENCY))
 
 
 def _rate_dtype(node: fx.Node, *, on_matrix_units: bool, tf32: bool) -> str:

@@ -89,6 +89,8 @@ class Device:
         bandwidth_bytes_per_s: of device memory.
         host_link_bytes_per_s: host to device, one direction.
         launch_seconds: cost of one more kernel besides its own work.
+        multiprocessors: how many work at once (AMD: compute units); 0 where products
+            are not cut into tiles for them (a CPU).
         source: where the numbers are from.
     """
 
@@ -99,6 +101,7 @@ class Device:
     bandwidth_bytes_per_s: float
     host_link_bytes_per_s: float
     launch_seconds: float
+    multiprocessors: int
     source: str
 
     def peak_flops(self, dtype_name: str) -> float:
@@ -175,6 +178,7 @@ def this_cpu() -> Device:
         bandwidth_bytes_per_s=min(cores * _CPU_CORE_BANDWIDTH, _CPU_MAX_BANDWIDTH),
         host_link_bytes_per_s=min(cores * _CPU_CORE_BANDWIDTH, _CPU_MAX_BANDWIDTH),
         launch_seconds=CPU_LAUNCH_SECONDS,
+        multiprocessors=0,
         source="estimate from the number of cores (AVX2 at 2.5 GHz); not measured",
     )
 
@@ -210,6 +214,7 @@ def _device(entry: dict[str, Any]) -> Device:
         bandwidth_bytes_per_s=entry["bandwidth_gb_s"] * 1e9,
         host_link_bytes_per_s=entry["host_link_gb_s"] * 1e9,
         launch_seconds=GPU_LAUNCH_SECONDS,
+        multiprocessors=entry["multiprocessors"],
         source=entry["source"],
     )
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 import torch._inductor.inductor_prims  # registers prims.inductor_*
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from gcpass.cost import (
     UNKNOWN_FLOPS_PER_BYTE,
@@ -24,20 +23,12 @@ from gcpass.cost import (
     unregister_cost,
 )
 from gcpass.hardware import find_device, known_devices, this_cpu
+from tests.nodes import node_of, nodes_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 H100 = find_device("H100")
 X = torch.empty(4, 6)
 Q = torch.empty(2, 3, 8, 4)
-
-
-def nodes_of(function, *args):
-    graph = make_fx(function, tracing_mode="fake")(*args).graph
-    return [n for n in graph.nodes if n.op == "call_function"]
-
-
-def node_of(function, *args):
-    return nodes_of(function, *args)[0]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +63,9 @@ def test_products_are_priced_at_the_rate_of_their_inputs():
     bf16 = node_cost(node_of(aten.mm, big, big), H100)
     assert bf16.flops == 2 * 4096**3
     assert bf16.bytes_moved == 2 * 2 * 4096**2  # one input, read once, and the output
-    expected = 2 * 4096**3 / (0.7 * 989.5e12) + H100.launch_seconds
+    waves = 4  # of 132 tiles of 256 x 128, of which there are 512
+    expected = waves * 2 * 256 * 128 * 4096 / (0.7 * 989.5e12 / 132)
+    expected += H100.launch_seconds
     assert bf16.seconds == pytest.approx(expected)
     fp32_node = node_of(aten.mm, big.float(), big.float())
     fp32 = node_cost(fp32_node, H100)
@@ -352,13 +345,12 @@ def test_kinds_of_products_scatters_items_and_inputs(slow):
     kinds = [op_kind(n) for n in nodes]
     assert kinds == [Kind.REDUCTION, Kind.VIEW, Kind.VIEW]
     assert op_kind(node_of(slow, X)) is Kind.EXTERN
-    graph = make_fx(lambda x: x + 1, tracing_mode="fake")(X).graph
+    graph = node_of(lambda x: x + 1, X).graph
     kinds = [op_kind(n) for n in graph.nodes]
     assert kinds == [Kind.NONE, Kind.POINTWISE, Kind.NONE]
 
 
 def test_arithmetic_on_sizes_is_no_code():
-    module = make_fx(lambda x: x.new_zeros(x.shape[0] * 2), tracing_mode="symbolic")(X)
-    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
+    nodes = nodes_of(lambda x: x.new_zeros(x.shape[0] * 2), X, mode="symbolic")
     assert [op_kind(n) for n in nodes] == [Kind.NONE, Kind.NONE, Kind.POINTWISE]
     assert all(has_cost(n) for n in nodes)

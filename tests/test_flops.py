@@ -15,17 +15,13 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from gcpass.cost import register_cost, unregister_cost
 from gcpass.errors import InvalidOptionError
 from gcpass.flops import node_flops, symbolic_flops
+from tests.nodes import nodes_of
 
 aten = torch.ops.aten
 
 
 def trace(function, *args, mode="fake"):
     return make_fx(function, tracing_mode=mode)(*args)
-
-
-def nodes_of(function, *args, mode="fake"):
-    graph = trace(function, *args, mode=mode).graph
-    return [n for n in graph.nodes if n.op == "call_function"]
 
 
 def flops_of(function, *args, mode="fake"):

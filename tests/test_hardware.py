@@ -84,6 +84,7 @@ def test_every_entry_finds_itself_and_is_plausible(name):
     assert 14 * 2**30 <= device.memory_bytes <= 288 * 2**30
     assert 2e11 < device.bandwidth_bytes_per_s < 1e13
     assert 1e10 < device.host_link_bytes_per_s < device.bandwidth_bytes_per_s
+    assert 40 <= device.multiprocessors <= 304
     assert device.source[-4:].isdigit() or ", 20" in device.source
 
 
