@@ -68,17 +68,26 @@ def llama() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
     """Return six layers with a tied head, without dropout."""
+    return _gpt2(layers=6, p=0.0)
+
+
+def gpt2_dropout() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return four such layers with dropout."""
+    return _gpt2(layers=4, p=0.1)
+
+
+def _gpt2(*, layers: int, p: float) -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        n_layer=6,
+        n_layer=layers,
         n_head=4,
         n_embd=256,
         vocab_size=2048,
         n_positions=256,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        resid_pdrop=p,
+        embd_pdrop=p,
+        attn_pdrop=p,
         use_cache=False,
     )
     ids = torch.randint(2048, (4, 256))
@@ -178,7 +187,7 @@ def chain() -> tuple[nn.Module, dict[str, Tensor]]:
     return Chain(32, 64), {"x": x, "target": target}
 
 
-MODELS = (llama, gpt2, bert, vit, resnet, unet, chain)
+MODELS = (llama, gpt2, gpt2_dropout, bert, vit, resnet, unet, chain)
 Make = Callable[[], tuple[nn.Module, dict[str, Tensor]]]
 
 

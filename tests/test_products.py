@@ -30,7 +30,7 @@ def test_a_full_wave_wastes_nothing():
 
 def test_tiles_over_the_last_wave_cost_another():
     # 110 tiles of 128 x 128 take two waves. The 220 of 128 x 64 take three of a half,
-    # at 128 / 3 of the 43 FLOPs per byte that the cache needs: the best, yet not 110/108.
+    # at 128 / 3 of the 43 FLOPs per byte that the cache needs: best, not 110 / 108.
     found = share(Product(1, 110 * 128, 128, 128))
     assert found == pytest.approx((110 / 108) / (3 / 2 * 43 / (128 / 3)))
 
