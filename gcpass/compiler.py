@@ -8,6 +8,7 @@ by operation, holding as little as possible: that costs no code generation.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,7 @@ class RegionCompiler:
         self.ends_in_loss = _ends_in_loss(gm)
         self._gm = captured_copy(gm)
         self._scopes = scopes_fingerprint(gm, options.regions)
-        self._key = store.region_key("", gm.print_readable(False), example_inputs)
+        self._key = store.region_key("", _nameless_code(gm), example_inputs)
         self._tracing = TracingContext.try_get()
         self._context = CompileContext.try_get()
 
@@ -207,6 +208,21 @@ def run_compiler(
             )
     result: Run = compiled
     return result
+
+
+def _nameless_code(gm: fx.GraphModule) -> str:
+    """Return the code with inputs named by their places.
+
+    Their names come from the user's variables, which torch's caches do not look at.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    places = {
+        name: f"input_{place}_"
+        for place, node in enumerate(inputs)
+        for name in (node.name, str(node.target))
+    }
+    code: str = gm.print_readable(False)
+    return re.sub(r"\b\w+\b", lambda word: places.get(word[0], word[0]), code)
 
 
 def _on_cpu(example_inputs: Sequence[Any]) -> bool:
