@@ -6,7 +6,9 @@
 Predicted is the peak by the plan, scheduled that of the program which Inductor
 generated, read before it is built, measured that of torch's CPU allocator during a
 step. Times are relative to the first budget's: predicted by `--cost-model`, measured in
-process CPU seconds, budgets by turns, the median of the rounds. Models are those of
+process CPU seconds, budgets by turns, the median of the rounds. The C library keeps
+freed memory meanwhile (as allocators of GPUs do), else it is returned after each step
+and faulted in by the next, which makes steps with much memory slow. Models are those of
 transformers and diffusers with random weights, and a chain of linear layers; each is
 one region with its loss.
 """
@@ -14,6 +16,7 @@ one region with its loss.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import time
 import warnings
@@ -188,6 +191,7 @@ def chain() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 MODELS = (llama, gpt2, gpt2_dropout, bert, vit, resnet, unet, chain)
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 Make = Callable[[], tuple[nn.Module, dict[str, Tensor]]]
 
 
@@ -228,6 +232,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of timing")
     parser.add_argument("--cost-model", default="roofline", help="or profile")
     given = parser.parse_args()
+    keep_freed_memory()
     print(
         "| model | budget | of (MB) | predicted | scheduled | measured | error |",
         end="",
@@ -263,6 +268,14 @@ def main() -> None:
         predicted, measured = zip(*times, strict=True)
         rank = statistics.correlation(ranks(predicted), ranks(measured))
         print(f"rank correlation of {len(times)} ratios of time: {rank:.2f}")
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to return no memory to the system; other libraries are left alone."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_MMAP_MAX, 0)
 
 
 def train(make: Make, budget: str, cost_model: str) -> Trained:
