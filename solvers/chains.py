@@ -7,9 +7,11 @@ rotor know what greedy evictions do not: which checkpoints to give up first.
 from __future__ import annotations
 
 import logging
+from functools import cache
 
-from gcpass.solvers.classics.revolve import revolve
-from gcpass.solvers.classics.rotor import rotor
+from gcpass.solvers.classics.choose import cheapest
+from gcpass.solvers.classics.revolve import by_slots, revolve
+from gcpass.solvers.classics.rotor import by_level, rotor
 from gcpass.solvers.errors import SolverError
 from gcpass.solvers.problem import Plan, Problem
 
@@ -33,10 +35,12 @@ def chain_plans(problem: Problem, budget_bytes: int) -> list[Plan]:
 def lowest_chain_plans(problem: Problem) -> list[Plan]:
     """Return the plans of the least peak that each method reaches."""
     plans = []
-    for method in (revolve, rotor):
+    for knob_of in (by_slots, by_level):
         try:
-            floor_bytes = method(problem, 0).floor_bytes
-            plan = method(problem, floor_bytes).plan
+            knob, positions = knob_of(problem)
+            built = cache(knob)  # the floor must be known to ask for it
+            floor_bytes = cheapest(problem, built, positions, 0).floor_bytes
+            plan = cheapest(problem, built, positions, floor_bytes).plan
         except SolverError as error:
             log.debug("no chain of stages: %s", error)
             continue

@@ -139,10 +139,12 @@ def _point(model: Model, choice: Choice) -> dict[int, int]:
     point = {v.index: int(value in saved) for value, v in model.saved.items()}
     point.update({v.index: int(op in choice) for op, v in model.again.items()})
     for floor in model.floors:
-        least = sum(point[v.index] for v in floor.plus) - floor.allowance
-        least -= sum(point[v.index] for v in floor.minus)
-        index = floor.variable.index
-        point[index] = max(point.get(index, 0), least)
+        least = -floor.allowance
+        for index in floor.plus:
+            least += point[index]
+        for index in floor.minus:
+            least -= point[index]
+        point[floor.index] = max(point.get(floor.index, 0), least)
     return point
 
 
@@ -150,9 +152,10 @@ def _add_hint(model: Model, start: Choice | None) -> None:
     if start is None:
         return
     point = _point(model, start)
-    defined = (floor.variable for floor in model.floors)
-    variables = itertools.chain(model.saved.values(), model.again.values(), defined)
-    for index, variable in {v.index: v for v in variables}.items():
+    chosen = itertools.chain(model.saved.values(), model.again.values())
+    variables = {variable.index: variable for variable in chosen}
+    variables.update({floor.index: floor.variable for floor in model.floors})
+    for index, variable in variables.items():
         model.program.add_hint(variable, point[index])
 
 
@@ -163,7 +166,7 @@ def _fits(model: Model, choice: Choice) -> bool:
         return False
     point = _point(model, choice)
     return all(
-        sum(units * point[variable.index] for units, variable in row.terms) <= row.room
+        sum(units * point[index] for units, index in row.terms) <= row.room
         for row in model.rows
     )
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from functools import cache
 from math import comb
 
-from gcpass.solvers.classics.choose import cheapest
+from gcpass.solvers.classics.choose import Knob, cheapest
 from gcpass.solvers.classics.stages import Move, emit_schedule, stages_of
 from gcpass.solvers.problem import Plan, Problem, Solution
 from gcpass.solvers.turn import turned
@@ -39,6 +39,15 @@ def revolve(problem: Problem, budget_bytes: int | None) -> Solution:
     Raises:
         SolverError: the constraints exclude every plan.
     """
+    return cheapest(problem, *by_slots(problem), budget_bytes)
+
+
+def by_slots(problem: Problem) -> tuple[Knob, int]:
+    """Return what builds the plan for ever fewer slots, and for how many numbers.
+
+    Raises:
+        SolverError: see `revolve`.
+    """
     step = turned(problem)
     stages = stages_of(step, MOST_STAGES)
     length = len(stages)
@@ -47,7 +56,7 @@ def revolve(problem: Problem, budget_bytes: int | None) -> Solution:
         moves = _reversal(0, length, length - position)
         return emit_schedule(step, stages, moves, "revolve")
 
-    return cheapest(problem, with_fewer_slots, length, budget_bytes)
+    return with_fewer_slots, length
 
 
 def fewest_steps(length: int, slots: int) -> int:

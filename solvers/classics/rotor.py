@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gcpass.solvers.classics.choose import cheapest
+from gcpass.solvers.classics.choose import Knob, cheapest
 from gcpass.solvers.classics.figures import Figures, Run, bytes_of, figures_of
 from gcpass.solvers.classics.stages import Move, Stages, emit_schedule, stages_of
 from gcpass.solvers.problem import Plan, Problem, Solution
@@ -64,6 +64,15 @@ def rotor(problem: Problem, budget_bytes: int | None) -> Solution:
     Raises:
         SolverError: the constraints exclude every plan.
     """
+    return cheapest(problem, *by_level(problem), budget_bytes)
+
+
+def by_level(problem: Problem) -> tuple[Knob, int]:
+    """Return what builds the plan for ever less modelled memory, and of how many.
+
+    Raises:
+        SolverError: see `rotor`.
+    """
     step = turned(problem)
     stages = stages_of(step, MOST_STAGES)
     top = len(stages) - 1
@@ -77,7 +86,7 @@ def rotor(problem: Problem, budget_bytes: int | None) -> Solution:
         schedule = tables.schedule(0, top, levels[position - 1]) if position else moves
         return emit_schedule(step, stages, schedule, "rotor")
 
-    return cheapest(problem, at_level, 1 + len(levels), budget_bytes)
+    return at_level, 1 + len(levels)
 
 
 @dataclass(slots=True, kw_only=True)
