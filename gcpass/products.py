@@ -98,7 +98,8 @@ def product_efficiency(call: Call, rate: float, device: Device) -> float:
     products = products_of(call)
     if not products or not device.multiprocessors:
         return 1.0
-    item_bytes = max(t.dtype.itemsize for t in tensors_in((call.args, call.kwargs)))
+    # the first tensor is a factor or a bias: scales behind it can be wider
+    item_bytes = tensors_in((call.args, call.kwargs))[0].dtype.itemsize
     seconds = sum(p.seconds(rate, item_bytes, device) for p in products)
     flops = sum(p.flops for p in products)
     return flops / (rate * seconds) if flops else 1.0

@@ -126,6 +126,19 @@ def test_only_devices_with_multiprocessors_are_tiled():
     assert product_efficiency(call_of(relu), PEAK, A100) == 1.0
 
 
+def test_scales_are_no_factors():
+    a = torch.empty(108 * 64, 256, dtype=torch.float8_e4m3fn)
+    b = torch.empty(64, 256, dtype=torch.float8_e4m3fn).t()
+    scale = torch.ones(())
+    node = node_of(
+        lambda a, b, s: aten._scaled_mm(a, b, s, s, out_dtype=torch.bfloat16),
+        *(a, b, scale),
+    )
+    rate = 2 * PEAK  # of a device with float8; tiles of 64 x 64 read 128 bytes
+    found = product_efficiency(call_of(node), rate, A100)
+    assert found == pytest.approx((2 * 64 * 64 / 128) * 312e12 / 43 / rate)
+
+
 def test_a_group_for_each_channel_runs_on_the_vector_units():
     images = torch.empty(64, 512, 56, 56, dtype=torch.bfloat16)
     weight = torch.empty(512, 1, 3, 3, dtype=torch.bfloat16)
