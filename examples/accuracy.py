@@ -1,12 +1,13 @@
 """Compares predicted, scheduled and measured peaks, and predicted and measured times.
 
-    python examples/accuracy.py [llama ...] [--budgets none 0.6 0.4 min] [--rounds 5]
+    python examples/accuracy.py [llama ...] [--budgets none 0.6 0.4 min] [--rounds 25]
         [--cost-model profile]
 
 Predicted is the peak by the plan, scheduled that of the program which Inductor
 generated, read before it is built, measured that of torch's CPU allocator during a
 step. Times are relative to the first budget's: predicted by `--cost-model`, measured in
-process CPU seconds, budgets by turns, the median of the rounds. The C library keeps
+process CPU seconds, budgets by turns, the least of the rounds, since whatever disturbs
+a step makes it longer. The C library keeps
 freed memory meanwhile (as allocators of GPUs do), else it is returned after each step
 and faulted in by the next, which makes steps with much memory slow. Models are those of
 transformers and diffusers with random weights, and a chain of linear layers; each is
@@ -229,7 +230,7 @@ def main() -> None:
     names = [make.__name__ for make in MODELS]
     parser.add_argument("models", nargs="*", choices=[[], *names], help="all if none")
     parser.add_argument("--budgets", nargs="+", default=["none", "0.6", "0.4", "min"])
-    parser.add_argument("--rounds", type=int, default=5, help="of timing")
+    parser.add_argument("--rounds", type=int, default=25, help="of timing")
     parser.add_argument("--cost-model", default="roofline", help="or profile")
     given = parser.parse_args()
     keep_freed_memory()
@@ -306,7 +307,7 @@ def time_ratios(one: Trained, first: Trained) -> tuple[float, float] | None:
     """Return predicted and measured time over those of the first budget."""
     if one.plan is None or first.plan is None or not one.seconds:
         return None
-    measured = statistics.median(one.seconds) / statistics.median(first.seconds)
+    measured = min(one.seconds) / min(first.seconds)
     return (1 + one.plan.overhead) / (1 + first.plan.overhead), measured
 
 
