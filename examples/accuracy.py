@@ -7,11 +7,10 @@ Predicted is the peak by the plan, scheduled that of the program which Inductor
 generated, read before it is built, measured that of torch's CPU allocator during a
 step. Times are relative to the first budget's: predicted by `--cost-model`, measured in
 process CPU seconds, budgets by turns, the least of the rounds, since whatever disturbs
-a step makes it longer. The C library keeps
-freed memory meanwhile (as allocators of GPUs do), else it is returned after each step
-and faulted in by the next, which makes steps with much memory slow. Models are those of
-transformers and diffusers with random weights, and a chain of linear layers; each is
-one region with its loss.
+a step makes it longer. The C library keeps freed memory meanwhile (as allocators of
+GPUs do), else it is returned after each step and faulted in by the next, which makes
+steps with much memory slow. Models are those of transformers and diffusers with random
+weights, and a chain of linear layers; each is one region with its loss.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from functools import cache
 
 from gcpass.solvers.accelerate import COMPILED
 from gcpass.solvers.bound import Moments, floor_lower_bound_bytes, moments
-from gcpass.solvers.chains import chain_plans, lowest_chain_plans
+from gcpass.solvers.chains import Chains
 from gcpass.solvers.construct import Builder, Found, rank
 from gcpass.solvers.errors import SolverError
 from gcpass.solvers.evict import RULES
@@ -79,6 +79,7 @@ class Search:
     _builder: Builder = field(init=False)
     _given: Found = field(init=False)
     _archive: list[Found] = field(init=False)
+    _chains: Chains = field(init=False)
     _floor: Found | None = None
     _fastest: Found | None = None
 
@@ -87,6 +88,7 @@ class Search:
         self._builder = Builder(net=net, numbering=numbering, moments=self.moments)
         self._given = self._builder.given()
         self._archive = [self._given]
+        self._chains = Chains(problem=self.problem)
 
     @property
     def fastest(self) -> Plan:
@@ -218,7 +220,7 @@ class Search:
         enough = CHAIN_GAP * self._bound_seconds(budget_bytes)
         enough = max(enough, CHAIN_COST * self._without_budget().cost_seconds)
         if self._exceeds(enough, budget_bytes) and self._is_chain(budget_bytes):
-            self._add(chain_plans(self.problem, budget_bytes), budget_bytes)
+            self._add(self._chains.within(budget_bytes), budget_bytes)
 
     def _exceeds(self, seconds: float, budget_bytes: int) -> bool:
         """Whether nothing found fits in these seconds, and there is time."""
@@ -249,7 +251,7 @@ class Search:
         """
         low = self._lower_bound()
         if self.method == "auto" and self._is_chain(low):
-            for plan in lowest_chain_plans(self.problem):
+            for plan in self._chains.lowest():
                 self._add([plan], plan.peak_bytes)
         for ratio in FLOOR_RATIOS:
             before = None
