@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -271,11 +272,11 @@ def main() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to return no memory to the system; other libraries are left alone."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(M_MMAP_MAX, 0)
+    """Tell the C library to return no memory to the system, where it can be told."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    mallopt = getattr(library, "mallopt", lambda option, number: 0)
+    if not (mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_MAX, 0)):
+        print("freed memory is returned: steps that need much look slow")
 
 
 def train(make: Make, budget: str, cost_model: str) -> Trained:

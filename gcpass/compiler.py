@@ -213,11 +213,12 @@ def run_compiler(
 def _nameless_code(gm: fx.GraphModule) -> str:
     """Return the code with inputs named by their places.
 
-    Their names come from the user's variables, which torch's caches do not look at.
+    Their names come from the user's variables, which torch's caches do not look at. A
+    place is no identifier, so that it is no other variable's name.
     """
     inputs = gm.graph.find_nodes(op="placeholder")
     places = {
-        name: f"input_{place}_"
+        name: f"<{place}>"
         for place, node in enumerate(inputs)
         for name in (node.name, str(node.target))
     }

@@ -142,7 +142,8 @@ def node_cost(
     dtype_name = _rate_dtype(node, on_matrix_units=on_matrix_units, tf32=tf32)
     efficiency = VECTOR_EFFICIENCY
     if on_matrix_units:
-        efficiency = _matrix_efficiency(node, dtype_name, device)
+        rate = device.peak_flops(dtype_name)
+        efficiency = MATRIX_EFFICIENCY * product_efficiency(call_of(node), rate, device)
     seconds = roofline_seconds(
         flops,
         moved,
@@ -235,27 +236,17 @@ def _on_matrix_units(node: fx.Node) -> bool:
     return name in _MATRIX_OPS or name.startswith("aten::_scaled_dot_product")
 
 
-def _matrix_efficiency(node: fx.Node, dtype_name: str, device: Device) -> float:
-    """Return the share of the peak that a product reaches.
-
-    One that would leave most of the matrix units idle (a matrix and a vector, a
-    convolution with a group per channel) runs on the vector units.
-    """
-    rate = device.peak_flops(dtype_name)
-    reached = MATRIX_EFFICIENCY * product_efficiency(call_of(node), rate, device)
-    by_vectors = VECTOR_EFFICIENCY * device.peak_flops("float32") / rate
-    return max(reached, min(by_vectors, MATRIX_EFFICIENCY))
-
-
 def _rate_dtype(node: fx.Node, *, on_matrix_units: bool, tf32: bool) -> str:
-    """Return the dtype whose rate holds: products run in the dtype of their inputs.
+    """Return the dtype whose rate holds: products run in the dtype of their factors,
+    the narrowest, as sums, biases and scales can be wider.
 
     Other code computes in float32, also on half precision values, or in float64.
     """
     values = [n.meta.get("val") for n in (*node.all_input_nodes, node)]
     dtypes = [t.dtype for t in tensors_in(values)]
     floating = [d for d in dtypes if d.is_floating_point or d.is_complex]
-    dtype = next(iter(floating or dtypes), torch.float32)
+    known = floating or dtypes or [torch.float32]
+    dtype = min(known, key=lambda d: d.itemsize) if on_matrix_units else known[0]
     name = str(dtype).removeprefix("torch.")
     if on_matrix_units:
         return "tf32" if tf32 and dtype is torch.float32 else name

@@ -103,7 +103,7 @@ def _source_digest() -> str:
     if not _sources:
         digest = hashlib.sha256()
         root = Path(__file__).parent
-        for folder in (root, root / "solvers"):
+        for folder in (root, root / "solvers", root / "solvers" / "classics"):
             for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*.json")):
                 digest.update(path.name.encode())
                 digest.update(path.read_bytes())

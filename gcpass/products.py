@@ -4,20 +4,23 @@ A product is cut into tiles of the result, one per multiprocessor at a time, so 
 goes in waves: 109 tiles take as long on 108 multiprocessors as 216. Tiles that stick
 out over the edge compute what nobody asked for, and small tiles load more than the
 cache delivers. The library is taken to choose the best of a few tiles, and to split the
-inner dimension where that fills the device, at the price of adding up the parts.
+inner dimension where that fills the device, at the price of adding up the parts; or to
+use the vector units, one thread for each element of the result, where tiles would be
+mostly empty (a matrix and a vector, a convolution with a group per channel).
 Convolutions are the products that implicit GEMM makes of them.
 
 Sources: NVIDIA, "Matrix Multiplication Background User's Guide", DU-09799-001 (tiles,
 waves, and which tiles are used); Chetlur et al., "cuDNN: Efficient Primitives for Deep
 Learning", 2014, arXiv:1410.0759 (implicit GEMM). Not modelled: alignment, since
-Inductor pads what is not aligned, clocks, and kernels of two products at once.
+Inductor pads what is not aligned, complex numbers, and two products at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from gcpass.flop_formulas import Call, sizes_of
 from gcpass.flops import op_names
@@ -41,6 +44,13 @@ CACHE_FLOPS_PER_BYTE = 43
 has 312 TFLOP/s and reads 5,120 bytes per cycle of 1.41 GHz ("NVIDIA A100 Tensor Core
 GPU Architecture", 2020); later devices are taken to keep the ratio."""
 
+VECTOR_SHARE = 0.7
+"""What the vector units reach of their peak, for 1 that full tiles reach of theirs: a
+kernel without tiles loads every factor again. An estimate, as in `gcpass.cost`."""
+
+THREADS = 256
+"""Elements of a result that keep one multiprocessor's vector units busy, at least."""
+
 SUM_BYTES = 8  # written and read for each element of a part of a split product, float32
 
 
@@ -59,16 +69,22 @@ class Product:
         return 2 * self.batch * self.m * self.n * self.k
 
     def seconds(self, rate: float, item_bytes: int, device: Device) -> float:
-        """Return the time of the best tiles, at the peak where nothing is wasted.
+        """Return the time of the best kernel, at the peak where nothing is wasted.
 
         Args:
             rate: peak FLOP/s of the device for the dtype.
             item_bytes: of one element of the factors.
             device: with its multiprocessors.
         """
-        return min(self._choices(rate, item_bytes, device))
+        tiled = min(self._tiled(rate, item_bytes, device))
+        vectors = device.peak_flops("float64" if item_bytes == 8 else "float32")
+        outputs = self.batch * self.m * self.n
+        busy = min(1.0, outputs / (THREADS * device.multiprocessors))
+        if not busy:
+            return tiled
+        return min(tiled, self.flops / (VECTOR_SHARE * busy * min(vectors, rate)))
 
-    def _choices(self, rate: float, item_bytes: int, device: Device) -> Iterator[float]:
+    def _tiled(self, rate: float, item_bytes: int, device: Device) -> Iterator[float]:
         cache = device.peak_flops("float16") / CACHE_FLOPS_PER_BYTE
         one = rate / device.multiprocessors
         for rows, columns in TILES:
@@ -95,14 +111,15 @@ def product_efficiency(call: Call, rate: float, device: Device) -> float:
         rate: peak FLOP/s of the device for the dtype.
         device: where it runs. 1.0 where its multiprocessors are not known (a CPU).
     """
-    products = products_of(call)
-    if not products or not device.multiprocessors:
-        return 1.0
-    # the first tensor is a factor or a bias: scales behind it can be wider
-    item_bytes = tensors_in((call.args, call.kwargs))[0].dtype.itemsize
-    seconds = sum(p.seconds(rate, item_bytes, device) for p in products)
+    products = products_of(call) if device.multiprocessors else ()
     flops = sum(p.flops for p in products)
-    return flops / (rate * seconds) if flops else 1.0
+    dtypes = [t.dtype for t in tensors_in(call.args)]
+    dtype = min(dtypes, key=lambda d: d.itemsize, default=None)
+    if not flops or dtype is None or dtype.is_complex:
+        return 1.0
+    # the narrowest tensor is a factor: biases and scales can be wider
+    seconds = sum(p.seconds(rate, dtype.itemsize, device) for p in products)
+    return flops / (rate * seconds)
 
 
 def products_of(call: Call) -> tuple[Product, ...]:
@@ -126,37 +143,57 @@ def _matrices(left: str, right: str) -> Callable[[Call], tuple[Product, ...]]:
 
 def _convolution(call: Call) -> tuple[Product, ...]:
     named = call.named()
-    groups = int(named["groups"])
     output = tensors_in(call.out)[0]
-    images = named["input"] if named["transposed"] else output
-    weight = sizes_of(named["weight"])
-    return (_forward(sizes_of(images), weight, groups, bool(named["transposed"])),)
+    if named["transposed"]:
+        return (_products(named, named["input"], output).scattered,)
+    return (_products(named, output, named["input"]).gathered,)
 
 
 def _convolution_backward(call: Call) -> tuple[Product, ...]:
     named = call.named()
-    transposed, groups = bool(named["transposed"]), int(named["groups"])
-    images = named["input"] if transposed else named["grad_output"]
-    weight = sizes_of(named["weight"])
-    forward = _forward(sizes_of(images), weight, groups, transposed)
-    batch, m, n, k = forward.batch, forward.m, forward.n, forward.k
+    images, gradient = named["input"], named["grad_output"]
     to_input, to_weight, _ = named["output_mask"]
-    gradients = (
-        (to_input, Product(batch, m, k, n)),
-        (to_weight, Product(batch, n, k, m)),
+    if named["transposed"]:
+        products = _products(named, images, gradient)
+        of_input = products.gathered
+    else:
+        products = _products(named, gradient, images)
+        of_input = products.scattered
+    found = (to_input, of_input), (to_weight, products.to_weight)
+    return tuple(product for wanted, product in found if wanted)
+
+
+class _Products(NamedTuple):
+    """What a convolution and its gradients compute.
+
+    Attributes:
+        gathered: every position of the narrow images from a window of the wide ones.
+        scattered: every position of the wide images from those that cover it.
+        to_weight: every weight from all positions.
+    """
+
+    gathered: Product
+    scattered: Product
+    to_weight: Product
+
+
+def _products(named: Mapping[str, Any], narrow: Any, wide: Any) -> _Products:
+    """Return the products between the images that a stride makes narrow and the others.
+
+    Narrow are the output of a convolution and the input of a transposed one; the weight
+    is (narrow channels, wide channels of a group, kernel) in both.
+    """
+    groups = int(named["groups"])
+    channels, of_group, *kernel = map(int, sizes_of(named["weight"]))
+    channels, window = channels // groups, math.prod(kernel)
+    images, _, *places = map(int, sizes_of(narrow))
+    few, many = math.prod(places), math.prod(map(int, sizes_of(wide)[2:]))
+    covering = -(-channels * window * few // max(1, many))  # a stride leaves some out
+    return _Products(
+        gathered=Product(groups, images * few, channels, of_group * window),
+        scattered=Product(groups, images * many, of_group, covering),
+        to_weight=Product(groups, channels, of_group * window, images * few),
     )
-    return tuple(product for wanted, product in gradients if wanted)
-
-
-def _forward(
-    images: list[int], weight: list[int], groups: int, transposed: bool
-) -> Product:
-    """Return rows by image and position, columns by channel of each group."""
-    first, second, *kernel = map(int, weight)
-    positions = int(images[0]) * math.prod(map(int, images[2:]))
-    if transposed:  # each input channel spreads over channels and kernel
-        return Product(groups, positions, second * math.prod(kernel), first // groups)
-    return Product(groups, positions, first // groups, second * math.prod(kernel))
 
 
 _SHAPES = {

@@ -43,14 +43,15 @@ class Chains:
 
     def _built(self) -> list[tuple[Knob, int]]:
         if self._methods is None:
-            self._methods = []
+            methods: list[tuple[Knob, int]] = []
             for knob_of in (by_slots, by_level):
                 try:
                     knob, positions = knob_of(self.problem)
                 except SolverError as error:
                     log.debug("no chain of stages: %s", error)
                     continue
-                self._methods.append((cache(knob), positions))
+                methods.append((cache(knob), positions))
+            self._methods = methods
         return self._methods
 
     def _solved(self, knob: Knob, positions: int, budget_bytes: int) -> Solution | None:

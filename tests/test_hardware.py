@@ -136,3 +136,11 @@ def test_importing_the_table_loads_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("A100", 108), ("H100", 132), ("H100 PCIe", 114), ("GB200", 152), ("L4", 58)],
+)
+def test_multiprocessors_as_drivers_report_them(name, count):
+    assert find_device(name).multiprocessors == count

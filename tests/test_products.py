@@ -105,7 +105,53 @@ PAIR = ([2, 1], [0, 0], [1, 1])  # stride, padding, dilation
 def test_products_have_the_flops_of_their_call(node):
     found = products_of(call_of(node))
     assert found
-    assert sum(product.flops for product in found) == node_flops(node)
+    # where a stride leaves windows incomplete their mean is rounded up
+    flops = sum(product.flops for product in found)
+    assert node_flops(node) <= flops < 1.1 * node_flops(node)
+
+
+def test_the_gradient_of_an_input_is_as_fast_as_the_forward():
+    x, w = torch.empty(8, 16, 56, 56), torch.empty(16, 16, 3, 3)
+    same = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    forward = node_of(lambda x, w: aten.convolution(x, w, None, *same), x, w)
+    backward = node_of(
+        lambda g, x, w: aten.convolution_backward(
+            g, x, w, None, *same, [True, False, False]
+        ),
+        *(x, x, w),
+    )
+    assert products_of(call_of(forward)) == products_of(call_of(backward))
+
+
+def test_a_transposed_convolution_is_the_gradient_of_another():
+    forward = products_of(call_of(node_of(convolution(True), X, V)))
+    # 2 images of 19 x 11 positions, 4 channels a group; of 9 x 10 positions with 3
+    # channels a group and 3 x 2 weights each, the share that covers one, rounded up
+    assert forward == (Product(2, 2 * 19 * 11, 4, -(-3 * 6 * 90 // 209)),)
+    gradient = products_of(call_of(node_of(gradients(True, True), BACK, X, V)))
+    assert gradient[0] == Product(2, 2 * 90, 3, 4 * 6)
+    assert gradient[1] == Product(2, 3, 4 * 6, 2 * 90)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_few_results_leave_most_of_the_device_idle(dtype):
+    thin = node_of(
+        aten.mm, torch.empty(64, 4096, dtype=dtype), torch.empty(4096, 3, dtype=dtype)
+    )
+    rate = A100.peak_flops(str(dtype))
+    assert product_efficiency(call_of(thin), rate, A100) < 0.1
+
+
+def test_a_bias_does_not_decide_the_rate():
+    factors = torch.empty(4096, 4096, dtype=torch.bfloat16)
+    alone = node_cost(node_of(aten.mm, factors, factors), A100, bytes_moved=0)
+    scaled = node_of(
+        lambda a, b, c: aten.addmm(c, a, b, out_dtype=torch.float32),
+        *(factors, factors, torch.empty(4096)),
+    )
+    assert node_cost(scaled, A100, bytes_moved=0).seconds == pytest.approx(
+        alone.seconds, rel=0.01
+    )
 
 
 def test_convolutions_are_rows_of_positions_and_columns_of_channels():
@@ -114,7 +160,8 @@ def test_convolutions_are_rows_of_positions_and_columns_of_channels():
     assert products_of(call_of(forward)) == (Product(2, rows, 4, 3 * 3 * 2),)
     backward = node_of(gradients(False, True), OUT, X, W)
     to_input, to_weight = products_of(call_of(backward))
-    assert to_input == Product(2, rows, 18, 4)
+    # a position of the input is covered by 4 x 18 weights, 72 of 180 times each stride
+    assert to_input == Product(2, 2 * 9 * 10, 3, -(-4 * 3 * 2 * 36 // 90))
     assert to_weight == Product(2, 4, 18, rows)
 
 
@@ -151,6 +198,5 @@ def test_a_group_for_each_channel_runs_on_the_vector_units():
     cost = node_cost(node, A100, bytes_moved=0)
     flops = 2 * 64 * 512 * 56 * 56 * 9
     assert cost.flops == flops
-    by_vectors = flops / (0.5 * A100.peak_flops("float32"))
+    by_vectors = flops / (0.7 * MATRIX_EFFICIENCY * A100.peak_flops("float32"))
     assert cost.seconds == pytest.approx(by_vectors, rel=1e-3)
-    assert cost.seconds > flops / (MATRIX_EFFICIENCY * PEAK)
