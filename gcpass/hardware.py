@@ -238,7 +238,9 @@ def _score(words: frozenset[str], known: frozenset[str]) -> int:
 
 
 def _has_model(words: Iterable[str]) -> bool:
-    return any(re.search(r"[a-z]+\d|\d{4}", w) and "gb" not in w for w in words)
+    return any(
+        re.search(r"[a-z]+\d|\d{4}", w) and not re.fullmatch(r"\d+gb", w) for w in words
+    )
 
 
 def _unknown_message(name: str) -> str:
