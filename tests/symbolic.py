@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -24,6 +25,10 @@ from gcpass.sizes import tensors_in
 from gcpass.solvers.liveness import Profile, simulate
 from gcpass.solvers.problem import OpId, Phase, Plan
 from gcpass.symbolic import PlanFunctions, plan_functions
+
+RATES = dataclasses.replace(find_device("A100"), multiprocessors=0)
+"""Prices by FLOPs and bytes alone. Products of a few elements are all idle waves on a
+real device, and its plans would follow the sizes at hand instead of the formulas."""
 
 Make = Callable[..., Tensor]
 Net = tuple[Callable[..., list[Tensor]], Callable[..., Tensor]]
@@ -71,7 +76,7 @@ def joint(
         graph,
         num_fwd_outputs=1,
         mutated=frozenset(),
-        costs=Roofline(find_device("A100")),
+        costs=Roofline(RATES),
         fuses=fuses,
         follow_hints=False,
     )
