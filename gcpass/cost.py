@@ -237,8 +237,10 @@ def _on_matrix_units(node: fx.Node) -> bool:
 
 
 def _rate_dtype(node: fx.Node, *, on_matrix_units: bool, tf32: bool) -> str:
-    """Return the dtype whose rate holds: products run in the dtype of their factors,
-    the narrowest, as sums, biases and scales can be wider.
+    """Return the dtype whose rate holds.
+
+    Products run in the dtype of their factors, the narrowest: biases, scales and
+    results can be wider.
 
     Other code computes in float32, also on half precision values, or in float64.
     """

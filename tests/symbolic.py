@@ -27,8 +27,8 @@ from gcpass.solvers.problem import OpId, Phase, Plan
 from gcpass.symbolic import PlanFunctions, plan_functions
 
 RATES = dataclasses.replace(find_device("A100"), multiprocessors=0)
-"""Prices by FLOPs and bytes alone. Products of a few elements are all idle waves on a
-real device, and its plans would follow the sizes at hand instead of the formulas."""
+"""Prices by FLOPs and bytes alone: the plans that the expected texts were written for.
+With tiles and waves another plan is made, whose function has more terms."""
 
 Make = Callable[..., Tensor]
 Net = tuple[Callable[..., list[Tensor]], Callable[..., Tensor]]

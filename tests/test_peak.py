@@ -179,7 +179,7 @@ class SmallBlocks(nn.Module):
 
 def test_a_large_table_does_not_blunt_the_budget() -> None:
     # A budget that counts the table among what it scales is met by any plan; here the
-    # table's gradient, 3.2 MB, is most of what the smallest budget leaves.
+    # table's gradient, 3.2 MB, takes a third of the smallest budget.
     peaks: dict[Budget, int] = {}
     for budget in (None, 0.5, 0.2, 0.1):
         start_over()

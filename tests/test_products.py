@@ -160,7 +160,7 @@ def test_convolutions_are_rows_of_positions_and_columns_of_channels():
     assert products_of(call_of(forward)) == (Product(2, rows, 4, 3 * 3 * 2),)
     backward = node_of(gradients(False, True), OUT, X, W)
     to_input, to_weight = products_of(call_of(backward))
-    # a position of the input is covered by 4 x 18 weights, 72 of 180 times each stride
+    # 4 channels with 3 x 2 weights, at 36 positions for the 90 of the input, rounded up
     assert to_input == Product(2, 2 * 9 * 10, 3, -(-4 * 3 * 2 * 36 // 90))
     assert to_weight == Product(2, 4, 18, rows)
 
